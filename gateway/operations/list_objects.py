@@ -35,7 +35,7 @@ from gateway.s3.list_result import EntryTemplate
 from gateway.s3.requests import Operation
 
 if TYPE_CHECKING:
-    from gateway.writeback.journal.transaction import JournalTransaction
+    from gateway.writeback.journal.view import JournalView
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
@@ -98,7 +98,7 @@ def may_be_merged(context: RequestContext) -> bool:
     return buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 
 
-def _is_anything_pending(tx: JournalTransaction, bucket: str, prefix: str) -> bool:
+def _is_anything_pending(tx: JournalView, bucket: str, prefix: str) -> bool:
     start = prefix.encode()
     if tx.listing(bucket, start, prefix_end(start) if start else END, 1):
         return True

@@ -41,7 +41,7 @@ from gateway.writeback.journal.records import Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
+    from gateway.writeback.journal.view import JournalView
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 """How a page came about, as the catalog's observer is told."""
@@ -426,7 +426,7 @@ class PendingSource:
             wanted = replace(wanted, begin=found.end)
 
 
-def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
+def pending_rows(tx: JournalView, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
     """The first rows, `count` or a few more; `wanted.limit` does not matter.
 
     Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
@@ -456,7 +456,7 @@ def _pending_row(pending: Write) -> ObjectRow:
     return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
 
 
-def _kind_of_prefix(tx: JournalTransaction, bucket: str, common: bytes, place: bytes) -> Kind:
+def _kind_of_prefix(tx: JournalView, bucket: str, common: bytes, place: bytes) -> Kind:
     """Of a common prefix under which something is pending from a place on."""
     for count in (1, _TOMBSTONES_PASSED_MAX):
         if any(not one.deleted for one in tx.listing(bucket, max(common, place), prefix_end(common), count)):

@@ -31,6 +31,7 @@ from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Stagin
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import LastOwnWrite, Part, Write
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_reader import PendingReader, staged_body
@@ -106,7 +107,7 @@ class WritebackBuffer:
             return None
         return self.journal.read(lambda tx: tx.latest(key))
 
-    def look(self, at: Callable[[JournalTransaction], R]) -> R:
+    def look(self, at: Callable[[JournalView], R]) -> R:
         """What a look at the journal as it is now finds."""
         return self.journal.read(at)
 

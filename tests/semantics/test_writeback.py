@@ -15,7 +15,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
-from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
@@ -40,7 +40,7 @@ def away(client: Client) -> Fault:
     return client.origin.inject(lambda _: True, Unreachable(), times=None)
 
 
-def is_set_aside(tx: JournalTransaction) -> bool:
+def is_set_aside(tx: JournalView) -> bool:
     """Whether the first of what is pending turned out not to be what was acknowledged."""
     turn = tx.turn(tx.waiting(0, 1)[0].id)
     return turn is not None and turn.damaged

@@ -26,7 +26,7 @@ from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from gateway.writeback.opening import recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
@@ -56,7 +56,7 @@ _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
 
 
-def _absorbs(tx: JournalTransaction, bucket: str) -> bool:
+def _absorbs(tx: JournalView, bucket: str) -> bool:
     capabilities = tx.capabilities(bucket)
     return capabilities is not None and why_of_bucket(capabilities) is None
 
@@ -221,7 +221,7 @@ class Node:
     def kept(self) -> Kept:
         """Nothing where nobody lives who could say."""
 
-        def look(tx: JournalTransaction) -> Kept:
+        def look(tx: JournalView) -> Kept:
             waiting = tx.waiting(0, _MANY)
             return Kept(
                 frozenset((one.key.bucket, one.key.key) for one in waiting),

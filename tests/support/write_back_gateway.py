@@ -18,7 +18,7 @@ from gateway.s3.xml import text_of
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
-from gateway.writeback.journal.transaction import Due, JournalTransaction
+from gateway.writeback.journal.view import Due, JournalView
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -51,7 +51,7 @@ class _Gated(Reconciler):
     flushes = False
 
     def _start_due(
-        self, tx: JournalTransaction, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
+        self, tx: JournalView, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
     ) -> None:
         if self.flushes or any(_is_waited_for(tx, one) for one in tx.due(name, priority, now, 1000)):
             super()._start_due(tx, name, lane, priority, now, room)
@@ -65,7 +65,7 @@ class _Gated(Reconciler):
         await super()._take_up(slot, lane, priority, due)
 
 
-def _is_waited_for(tx: JournalTransaction, due: Due) -> bool:
+def _is_waited_for(tx: JournalView, due: Due) -> bool:
     write = tx.write(due.id, with_parts=False)
     return write is not None and write.is_completed_at_origin and write.answer is None
 
@@ -216,13 +216,13 @@ class Client:
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 
-def _is_conflict(tx: JournalTransaction, name: str) -> bool:
+def _is_conflict(tx: JournalView, name: str) -> bool:
     first = tx.earliest(key(name))
     assert first is not None, f"{name} is no conflict"
     return first.state is State.CONFLICT
 
 
-def _are_due(tx: JournalTransaction, until: float = 2.0**40) -> bool:
+def _are_due(tx: JournalView, until: float = 2.0**40) -> bool:
     """Whether anything is to be done that waits neither for a person nor for something that does."""
     return any(
         tx.due(lane, priority, until, 1)

@@ -32,7 +32,7 @@ from gateway.s3.xml_writer import document, element
 from gateway.steps import Steps, each, in_steps
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, UploadOutcome, Write
-from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -163,7 +163,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
 
 
-def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
+def _outcome(tx: JournalView, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
     """None: there is none yet."""
     upload = tx.upload(upload_id)
     if upload is None:
@@ -178,7 +178,7 @@ def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str)
     return None
 
 
-def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
+def _aborted(tx: JournalView, key: ObjectKey, upload_id: str) -> S3Error:
     """Before anybody has heard how it ended: the origin has not done it, or nobody knows
     (`JournalTransaction.abort`)."""
     own = tx.last_own_write(key)

@@ -48,6 +48,7 @@ from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersio
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.transaction import JournalTransaction
+    from gateway.writeback.journal.view import JournalView
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
@@ -225,7 +226,7 @@ async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
     return Response(204, cache="absorbed")
 
 
-def _is_being_completed(tx: JournalTransaction, upload: Write) -> bool:
+def _is_being_completed(tx: JournalView, upload: Write) -> bool:
     now = tx.upload(upload.upload_id or "")
     return now is not None and tx.is_being_completed(now)
 

@@ -20,8 +20,8 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State, Turn, Write
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, TURN_COLUMNS, Rows, text, turn_of
 from gateway.writeback.journal.schema import connect_reading
+from gateway.writeback.journal.view import BEHIND_ALL, OPEN, PENDING, TURN_COLUMNS, JournalView, text, turn_of
 from gateway.writeback.threads import BufferThreads
 
 R = TypeVar("R")
@@ -181,7 +181,7 @@ class PendingQueries:
 
         def look(rows: sqlite3.Connection) -> JournalStats:
             ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
-            return JournalStats(ended, Rows(rows).last_own_writes(), self._size_bytes())
+            return JournalStats(ended, JournalView(rows).last_own_writes(), self._size_bytes())
 
         return await self._look(look)
 
@@ -295,7 +295,7 @@ def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
     pending = {slot: _stats(rows, stats) for slot, *stats in found}
     last = f"SELECT slot, last_error, max(due_at) FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
-    uploads, usages = _uploads_by_slot(rows), Rows(rows).usages()
+    uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
     return {
         slot: SlotStats(
             pending.get(slot, PendingStats()),

@@ -29,7 +29,7 @@ from gateway.policy.slots import Slot
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.rows import Usage
+from gateway.writeback.journal.view import Usage
 
 _log = structlog.get_logger("forebay.writeback")
 

@@ -75,7 +75,8 @@ from gateway.writeback.journal.records import (
     Turn,
     Write,
 )
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, Due, JournalTransaction
+from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+from gateway.writeback.journal.view import Due, JournalView
 from gateway.writeback.journal_gc import JournalGC
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -219,7 +220,7 @@ class Reconciler:
         finally:
             await self._stop(tidying)
 
-    def look(self, tx: JournalTransaction) -> None:
+    def look(self, tx: JournalView) -> None:
         """Begin what is due, and end what is over."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
@@ -237,7 +238,7 @@ class Reconciler:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _start_due(
-        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> None:
         began = self._clock.monotonic()
         for due in self._chosen(tx, name, lane, priority, now, room):
@@ -246,7 +247,7 @@ class Reconciler:
             self._notifier.notify_at(began + SLOW_SECONDS)
 
     def _chosen(
-        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
         """What has waited longest; where that may be what fails, something from behind it as well, or instead: of its
         neighbours there what has failed least often."""
@@ -260,7 +261,7 @@ class Reconciler:
         chosen = sorted((one for one in behind if one.id not in self._tasks), key=lambda one: one.attempts)[:1]
         return [*chosen, *(one for one in found if one not in chosen)][:room]
 
-    def _cut_off(self, tx: JournalTransaction) -> None:
+    def _cut_off(self, tx: JournalView) -> None:
         """What is pending no more is not sent to its end."""
         living = tx.living(list(self._tasks))
         for write_id, task in self._tasks.items():
@@ -637,7 +638,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     """A write with the parts that matter: of an open upload, the next ones that the origin lacks. BufferDamaged where
     parts are missing: the write is over by now, or damaged."""
 
-    def look(tx: JournalTransaction) -> tuple[Write, Turn] | None:
+    def look(tx: JournalView) -> tuple[Write, Turn] | None:
         write, turn = tx.write(write_id, with_parts=False), tx.turn(write_id)
         if write is None or turn is None or turn.due_at is None:
             return None
@@ -667,7 +668,7 @@ def _answer(tx: JournalTransaction, write: Write, answer: Answer) -> None:
         tx.answer(write.id, answer.code, is_over=answer.is_over)
 
 
-def _is_asked_for(tx: JournalTransaction, write: Write) -> bool:
+def _is_asked_for(tx: JournalView, write: Write) -> bool:
     """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
     now = tx.write(write.id, with_parts=False)
     return now is not None and now.completed_of == write.completed_of

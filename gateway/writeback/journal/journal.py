@@ -25,6 +25,7 @@ from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from gateway.writeback.pending_key_filter import PendingKeyFilter
 
 R = TypeVar("R")
@@ -67,12 +68,12 @@ class Journal:
 
     # Reads
 
-    def read(self, look: Callable[[JournalTransaction], R]) -> R:
+    def read(self, look: Callable[[JournalView], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
-                return look(JournalTransaction(self._reader, self.pending_keys))
+                return look(JournalView(self._reader))
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:

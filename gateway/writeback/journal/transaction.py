@@ -13,15 +13,13 @@ Both by one column: `after_sequence` names a write to wait for. When that goes, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict
 from gateway.objects import ObjectKey
-from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import (
     CreateAttempt,
@@ -36,17 +34,8 @@ from gateway.writeback.journal.records import (
     WriteSpec,
     runs_of,
 )
-from gateway.writeback.journal.rows import (
-    BEHIND_ALL,
-    OPEN,
-    PENDING,
-    TURN_COLUMNS,
-    Rows,
-    decoded,
-    encoded,
-    text,
-    turn_of,
-)
+from gateway.writeback.journal.rows import Rows
+from gateway.writeback.journal.view import BEHIND_ALL, PENDING, as_outcome, encoded, text
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -80,15 +69,6 @@ class HashSlots(Protocol):
     def set(self, hash_slot: int) -> None: ...
 
 
-class Due(NamedTuple):
-    """A write whose time has come."""
-
-    id: int
-    key: ObjectKey
-    due_at: float
-    attempts: int
-
-
 class JournalTransaction(Rows):
     """One transaction's view of all of it."""
 
@@ -96,159 +76,12 @@ class JournalTransaction(Rows):
         super().__init__(connection)
         self._pending_keys = pending_keys
 
-    # Any write
-
-    def write(self, write_id: int, *, with_parts: bool = True) -> Write | None:
-        """BufferDamaged where its row is not what was written."""
-        row = self._row("SELECT record FROM writes WHERE id = ? AND state < 5", write_id)
-        if row is None:
-            return None
-        found = codec.unpack_write(write_id, row[0])
-        return replace(found, parts=tuple(self.parts(write_id))) if with_parts else found
-
-    def turn(self, write_id: int) -> Turn | None:
-        """When it is looked at, and how it has fared."""
-        row = self._row(f"SELECT {TURN_COLUMNS} FROM writes WHERE id = ? AND state < 5", write_id)
-        return turn_of(row) if row else None
-
-    def parts(
-        self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX
-    ) -> Iterator[Part]:
-        """The parts of a write behind a number, up to another, in order, so many at most."""
-        found = self._rows.execute(
-            "SELECT number, parts.record, name, files.record FROM parts LEFT JOIN files ON file = name "
-            "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?",
-            (write_id, after, until, count_max),
-        )
-        for number, record, name, file in found:
-            staged = codec.unpack_file(name, file) if name is not None else None
-            yield codec.unpack_part(write_id, number, record, staged)
-
-    def part(self, write_id: int, number: int) -> Part | None:
-        return next(self.parts(write_id, number - 1, number), None)
-
-    # What is pending
-
-    def latest(self, key: ObjectKey) -> Write | None:
-        """What is pending under a key: the object or tombstone that was acknowledged last; without its parts."""
-        return self._one_of(key, f"{PENDING} ORDER BY sequence DESC")
-
-    def earliest(self, key: ObjectKey) -> Write | None:
-        """What is to be dealt with first under a key, of what has a place in the order; without its parts."""
-        return self._one_of(key, "state < 5 AND sequence IS NOT NULL ORDER BY sequence")
-
-    def waiting(self, after: int, count_max: int) -> Sequence[Write]:
-        """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
-        found = self._rows.execute(
-            "SELECT id, record FROM writes WHERE sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?",
-            (after, count_max),
-        )
-        return [codec.unpack_write(write_id, record) for write_id, record in found]
-
-    def newest(self) -> int:
-        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
-        row = self._row("SELECT max(sequence) FROM writes WHERE pending = 1 AND sequence IS NOT NULL")
-        return (row[0] or 0) if row else 0
-
-    def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[Write]:
-        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
-
-        Reads nothing outside of the range.
-        """
-        found = self._rows.execute(
-            f"SELECT id, record, max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} "
-            "GROUP BY key ORDER BY key LIMIT ?",
-            (bucket, start, BEHIND_ALL if stop is None else stop, count_max),
-        )
-        return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
-
-    def hash_slots(self) -> set[int]:
-        """Those of pending_key_filter.py in which something is pending."""
-        return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}
-
-    def counts(self) -> tuple[int, int]:
-        """How many objects are pending, and how many uploads open."""
-        row = self._row(
-            f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {OPEN})"
-        )
-        return (row[0], row[1]) if row else (0, 0)
-
-    def oldest(self, slot: str) -> Moment | None:
-        """When the oldest write was acknowledged that is still on its way to the origin.
-
-        Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
-        """
-        row = self._row(
-            "SELECT id, record FROM writes WHERE slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 "
-            "AND damaged = 0 ORDER BY sequence LIMIT 1",
-            slot,
-        )
-        return codec.unpack_write(*row).acknowledged_then if row else None
-
-    # Open uploads
-
-    def upload(self, upload_id: str) -> Write | None:
-        """An upload that is open, without its parts."""
-        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
-        return codec.unpack_write(*row) if row else None
-
-    def uploads(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
-        """The open uploads of a bucket under a prefix in the order of key and id, behind such a pair."""
-        start = max(text(prefix), text(after[0]))
-        found = self._rows.execute(
-            f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {OPEN} "
-            "ORDER BY key, upload_id",
-            (bucket, start),
-        )
-        for write_id, upload_id, key, record in found:
-            if not key.startswith(text(prefix)):
-                return
-            if (key, upload_id) > (text(after[0]), after[1]):
-                yield codec.unpack_write(write_id, record)
-
-    def origin_upload_ids(self, key: ObjectKey) -> set[str | None]:
-        """Of the origin's uploads behind all that is known of a key, those that are to be aborted there, too."""
-        return {one.origin_upload_id for one in self._of_key(key, "1")}
-
-    def are_any_aborting(self) -> bool:
-        """Whether the origin may have uploads that nothing here needs."""
-        return self._row("SELECT 1 FROM writes WHERE state = 4 LIMIT 1") is not None
-
-    def aborting_count(self) -> int:
-        """How many these are, also where they cannot be read, but for those that may be another's: these may stay."""
-        count = 0
-        for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
-            with suppress(BufferDamaged):
-                found = codec.unpack_write(write_id, record)
-                count -= found.asked is not None and found.origin_upload_id is not None
-            count += 1
-        return count
-
-    def aborting(self) -> Sequence[Write]:
-        """They all."""
-        found = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 ORDER BY id")
-        return [codec.unpack_write(write_id, record) for write_id, record in found]
-
-    def ended(self, upload_id: str) -> UploadOutcome | None:
-        """How an upload ended, for who repeats its last request."""
-        row = self._row("SELECT id, state, pending, record FROM writes WHERE upload_id = ?", upload_id)
-        if row is None:
-            return None
-        write_id, state, pending, record = row
-        if state == State.DONE:
-            return codec.unpack_ended(write_id, record)
-        return _as_ended(codec.unpack_write(write_id, record)) if pending else None
-
     # How uploads begin
 
     def ask(self, key: ObjectKey, slot: str, asked: CreateAttempt) -> int:
         """The origin is about to be asked for an upload: until it is known what for, it is one to be aborted."""
         write = Write(WriteSpec(key, {}, slot), ExpectedVersion(), asked.begun.at, State.ABORTING, asked=asked)
         return self._insert(write, Turn(None, priority=Priority.ABORT)).id
-
-    def asked(self, key: ObjectKey) -> Sequence[Write]:
-        """Uploads of a key that the origin was asked for, and nobody knows yet what came of it."""
-        return [one for one in self._of_key(key, "state = 4") if one.asked is not None and not one.origin_upload_id]
 
     def mark_in_doubt(self, write_id: int, now: Moment) -> None:
         """Nobody will tell what the origin has done."""
@@ -285,13 +118,6 @@ class JournalTransaction(Rows):
         opened = replace(upload, state=State.OPEN, multipart=True)
         self.has_due = True
         return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
-
-    def unsent_parts(self, write_id: int, count_max: int) -> Sequence[Part]:
-        """The first of an upload that the origin has not."""
-        found = self._rows.execute(
-            "SELECT number FROM parts WHERE write_id = ? AND sent = 0 ORDER BY number LIMIT ?", (write_id, count_max)
-        )
-        return [part for (number,) in found.fetchall() if (part := self.part(write_id, number)) is not None]
 
     def begun(self, write_id: int, origin_upload_id: str, asked_as: int) -> Write | None:
         """The origin has an upload for a write, which `ask` has announced; the write as it is now, None: it is over.
@@ -505,11 +331,6 @@ class JournalTransaction(Rows):
         self._end(upload, now, UploadOutcome(upload_id, upload.key, now, None))
         return True
 
-    def is_being_completed(self, upload: Write) -> bool:
-        """Whether the origin may be carrying out a Complete of it, of which its client has not been told anything."""
-        turn = self.turn(upload.id)
-        return upload.is_completed_at_origin and upload.answer is None and turn is not None and turn.due_at is not None
-
     def write_tombstone(self, tombstone: Write) -> Write | None:
         """Delete what is pending under a key, or was a moment ago; the tombstone, None where the origin has nothing of
         it, so that nobody need wait: what others may have written there meanwhile is looked at later.
@@ -624,7 +445,7 @@ class JournalTransaction(Rows):
             self._drop_origin_upload(done, moment.at)
         self._expect(done, ExpectedVersion.exactly(etag))
         self.record_own_write(done.key, LastOwnWrite.now(moment, etag))
-        self._end(done, moment.at, _as_ended(done))
+        self._end(done, moment.at, as_outcome(done))
 
     def keep(self, write_id: int, reason: str) -> bool:
         """Others have changed the key at the origin, or what it has is not what was sent: a person is to decide."""
@@ -676,38 +497,6 @@ class JournalTransaction(Rows):
 
     # What is due
 
-    def lanes(self) -> Sequence[tuple[str, str]]:
-        """The slots, and buckets in them, in which something is, or will be, due."""
-        found: list[tuple[str, str]] = []
-        due = "SELECT slot, bucket FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
-        # Not by (slot, bucket) > (?, ?): that reads the whole lane.
-        beside = f"{due} slot = ? AND bucket > ? ORDER BY bucket LIMIT 1"
-        behind = f"{due} slot > ? ORDER BY slot, bucket LIMIT 1"
-        last = ("", "")
-        while (row := self._row(beside, *last) or self._row(behind, last[0])) is not None:
-            last = (row[0], row[1])
-            found.append(last)
-        return found
-
-    def due(
-        self, lane: tuple[str, str], priority: Priority, now: float, count_max: int, *, newest: bool = False
-    ) -> Sequence[Due]:
-        """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
-        found = self._rows.execute(
-            "SELECT id, bucket, key, due_at, attempts FROM writes WHERE slot = ? AND bucket = ? AND priority = ? "
-            f"AND due_at <= ? AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
-            (*lane, priority, now, count_max),
-        )
-        return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
-
-    def living(self, write_ids: Sequence[int]) -> set[int]:
-        """Those that are not over."""
-        marks = ",".join("?" * len(write_ids))
-        return {
-            one
-            for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
-        }
-
     def set_right(self, now: Moment | float) -> None:
         """What is due later than anything can be was written by a clock that has gone back since; what has not been
         tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
@@ -732,11 +521,6 @@ class JournalTransaction(Rows):
         """A new process flushes: what was set aside may have been mended."""
         self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
         self._rows.execute("UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3", (now,))
-
-    def node(self) -> tuple[str, int]:
-        """This node's id, and its epoch: with a write's `id`, what the write is called among all nodes."""
-        found = dict(self._rows.execute("SELECT name, value FROM node").fetchall())
-        return found["id"], found["epoch"]
 
     def forget_ended(self, now: Moment | float, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
         """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
@@ -872,7 +656,7 @@ class JournalTransaction(Rows):
     def _give_way(self, write: Write, now: float) -> None:
         """Something later takes a write's place, or somebody has given it up: the origin is to have nothing of it."""
         self._drop_origin_upload(write, now)
-        self._end(write, now, _as_ended(write))
+        self._end(write, now, as_outcome(write))
 
     def _end(self, write: Write, now: float, ended: UploadOutcome | None) -> None:
         """It is over; what repeats its last request finds how."""
@@ -922,22 +706,6 @@ class JournalTransaction(Rows):
         self._rows.execute("DELETE FROM parts WHERE write_id = ?", (write_id,))
         self._free([name for (name,) in files])
 
-    def _one_of(self, key: ObjectKey, condition: str) -> Write | None:
-        row = self._row(
-            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND {condition} LIMIT 1",
-            key.bucket,
-            encoded(key),
-        )
-        return codec.unpack_write(*row) if row else None
-
-    def _of_key(self, key: ObjectKey, condition: str) -> list[Write]:
-        found = self._rows.execute(
-            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND state < 5 AND {condition} "
-            "ORDER BY sequence",
-            (key.bucket, encoded(key)),
-        )
-        return [codec.unpack_write(write_id, record) for write_id, record in found.fetchall()]
-
     def _insert(self, write: Write, turn: Turn) -> Write:
         key = write.key
         inserted = self._rows.execute(
@@ -985,11 +753,3 @@ class JournalTransaction(Rows):
                 ),
             )
         return write
-
-
-def _as_ended(write: Write) -> UploadOutcome | None:
-    """How an upload ended that was completed; None for what was no upload."""
-    if write.upload_id is None:
-        return None
-    at = write.acknowledged_at
-    return UploadOutcome(write.upload_id, write.key, at, write.etag, write.completed_of, write.checksums)

@@ -15,7 +15,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.bounds import pacing
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.rows import Usage
+from gateway.writeback.journal.view import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until

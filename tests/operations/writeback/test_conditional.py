@@ -16,7 +16,7 @@ from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document
 from gateway.steps import at_once
-from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
@@ -223,7 +223,7 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
         client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
         asked = asyncio.create_task(client.complete("back/m", upload_id, etags, 424, headers=IF_ABSENT))
 
-        def is_unclear(tx: JournalTransaction) -> bool:
+        def is_unclear(tx: JournalView) -> bool:
             upload = tx.upload(upload_id)
             return upload is not None and upload.answer is not None
 

@@ -19,6 +19,7 @@ from gateway.writeback.flushing.lanes import AWAY_AFTER, LONGEST_AWAY_SECONDS, P
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import SMALL_BYTES_MAX, JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from tests.support.flushing import HEADERS, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on
@@ -61,7 +62,7 @@ async def put_many(buffer: Buffer, names: list[str], bucket: str = "bucket") -> 
 
 
 def turns(buffer: Buffer) -> list[Turn]:
-    def look(tx: JournalTransaction) -> list[Turn]:
+    def look(tx: JournalView) -> list[Turn]:
         return [turn for one in tx.waiting(0, 10_000) if (turn := tx.turn(one.id)) is not None]
 
     return buffer.journal.read(look)

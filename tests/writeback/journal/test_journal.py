@@ -22,6 +22,7 @@ from gateway.objects import ObjectKey
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.schema import BUSY_SECONDS_MAX
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import JournalView
 from tests.support.writeback import key, part, pending, upload
 
 
@@ -264,7 +265,7 @@ def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
         first = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "one")))
         other = Journal(tmp_path, lambda _: None)
 
-        def look(tx: JournalTransaction) -> tuple[int, int]:
+        def look(tx: JournalView) -> tuple[int, int]:
             before = len(tx.waiting(0, 10))
             other._commit(
                 JournalTransaction(other._writer, other.pending_keys),

@@ -39,9 +39,9 @@ from gateway.writeback.journal.records import (
     Write,
     WriteSpec,
 )
-from gateway.writeback.journal.rows import Usage
 from gateway.writeback.journal.schema import VERSION, check_version, has_our_tables, prepare
 from gateway.writeback.journal.transaction import ENDED_KEPT_SECONDS, JournalTransaction
+from gateway.writeback.journal.view import Usage
 from gateway.writeback.opening import FORMAT, recover
 from gateway.writeback.pending_reader import PendingReader
 from tests.support.flushing import Buffer, with_buffer

@@ -18,10 +18,10 @@ from gateway.errors import InConflict
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
-from gateway.writeback.journal.rows import Usage
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.stream import apply, records
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import Usage
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_key_filter import hash_slot_of
 from tests.support.journal_rows import TABLES, said_by

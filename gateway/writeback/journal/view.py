@@ -1,0 +1,396 @@
+"""What the journal says, as one transaction sees it: nothing here changes anything."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from gateway.clock import Moment
+from gateway.errors import BufferDamaged
+from gateway.objects import ObjectKey
+from gateway.s3.requests import PARTS_COUNT_MAX
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.journal import codec
+from gateway.writeback.journal.records import (
+    BucketCapabilities,
+    LastOwnWrite,
+    Part,
+    Priority,
+    State,
+    Turn,
+    UploadOutcome,
+    Write,
+)
+
+PENDING = "pending = 1 AND state < 5"
+OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
+"""What is acknowledged, and open uploads, as the indices have it."""
+
+TURN_COLUMNS = "due_at, attempts, failing_since, last_error, priority, after_sequence, damaged"
+
+BEHIND_ALL = b"\xff"
+"""No byte of UTF-8 is as great."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of staged files that something refers to, a file that copies share once; objects and tombstones that are
+    pending."""
+
+    staged_bytes: int = 0
+    objects: int = 0
+
+
+class Due(NamedTuple):
+    """A write whose time has come."""
+
+    id: int
+    key: ObjectKey
+    due_at: float
+    attempts: int
+
+
+class JournalView:
+    """One transaction's view of all of it. BufferDamaged where a row is not what was written."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._rows = connection
+
+    # Writes
+
+    def write(self, write_id: int, *, with_parts: bool = True) -> Write | None:
+        """BufferDamaged where its row is not what was written."""
+        row = self._row("SELECT record FROM writes WHERE id = ? AND state < 5", write_id)
+        if row is None:
+            return None
+        found = codec.unpack_write(write_id, row[0])
+        return replace(found, parts=tuple(self.parts(write_id))) if with_parts else found
+
+    def turn(self, write_id: int) -> Turn | None:
+        """When it is looked at, and how it has fared."""
+        row = self._row(f"SELECT {TURN_COLUMNS} FROM writes WHERE id = ? AND state < 5", write_id)
+        return turn_of(row) if row else None
+
+    def parts(
+        self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX
+    ) -> Iterator[Part]:
+        """The parts of a write behind a number, up to another, in order, so many at most."""
+        found = self._rows.execute(
+            "SELECT number, parts.record, name, files.record FROM parts LEFT JOIN files ON file = name "
+            "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?",
+            (write_id, after, until, count_max),
+        )
+        for number, record, name, file in found:
+            staged = codec.unpack_file(name, file) if name is not None else None
+            yield codec.unpack_part(write_id, number, record, staged)
+
+    def part(self, write_id: int, number: int) -> Part | None:
+        return next(self.parts(write_id, number - 1, number), None)
+
+    def _one_of(self, key: ObjectKey, condition: str) -> Write | None:
+        row = self._row(
+            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND {condition} LIMIT 1",
+            key.bucket,
+            encoded(key),
+        )
+        return codec.unpack_write(*row) if row else None
+
+    def _of_key(self, key: ObjectKey, condition: str) -> list[Write]:
+        found = self._rows.execute(
+            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND state < 5 AND {condition} "
+            "ORDER BY sequence",
+            (key.bucket, encoded(key)),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record in found.fetchall()]
+
+    # What is pending
+
+    def latest(self, key: ObjectKey) -> Write | None:
+        """What is pending under a key: the object or tombstone that was acknowledged last; without its parts."""
+        return self._one_of(key, f"{PENDING} ORDER BY sequence DESC")
+
+    def earliest(self, key: ObjectKey) -> Write | None:
+        """What is to be dealt with first under a key, of what has a place in the order; without its parts."""
+        return self._one_of(key, "state < 5 AND sequence IS NOT NULL ORDER BY sequence")
+
+    def waiting(self, after: int, count_max: int) -> Sequence[Write]:
+        """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
+        found = self._rows.execute(
+            "SELECT id, record FROM writes WHERE sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?",
+            (after, count_max),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record in found]
+
+    def newest(self) -> int:
+        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
+        row = self._row("SELECT max(sequence) FROM writes WHERE pending = 1 AND sequence IS NOT NULL")
+        return (row[0] or 0) if row else 0
+
+    def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[Write]:
+        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
+
+        Reads nothing outside of the range.
+        """
+        found = self._rows.execute(
+            f"SELECT id, record, max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} "
+            "GROUP BY key ORDER BY key LIMIT ?",
+            (bucket, start, BEHIND_ALL if stop is None else stop, count_max),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
+
+    def hash_slots(self) -> set[int]:
+        """Those of pending_key_filter.py in which something is pending."""
+        return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}
+
+    def counts(self) -> tuple[int, int]:
+        """How many objects are pending, and how many uploads open."""
+        row = self._row(
+            f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {OPEN})"
+        )
+        return (row[0], row[1]) if row else (0, 0)
+
+    def oldest(self, slot: str) -> Moment | None:
+        """When the oldest write was acknowledged that is still on its way to the origin.
+
+        Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
+        """
+        row = self._row(
+            "SELECT id, record FROM writes WHERE slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 "
+            "AND damaged = 0 ORDER BY sequence LIMIT 1",
+            slot,
+        )
+        return codec.unpack_write(*row).acknowledged_then if row else None
+
+    # Open uploads
+
+    def upload(self, upload_id: str) -> Write | None:
+        """An upload that is open, without its parts."""
+        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
+        return codec.unpack_write(*row) if row else None
+
+    def uploads(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
+        """The open uploads of a bucket under a prefix in the order of key and id, behind such a pair."""
+        start = max(text(prefix), text(after[0]))
+        found = self._rows.execute(
+            f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {OPEN} "
+            "ORDER BY key, upload_id",
+            (bucket, start),
+        )
+        for write_id, upload_id, key, record in found:
+            if not key.startswith(text(prefix)):
+                return
+            if (key, upload_id) > (text(after[0]), after[1]):
+                yield codec.unpack_write(write_id, record)
+
+    def unsent_parts(self, write_id: int, count_max: int) -> Sequence[Part]:
+        """The first of an upload that the origin has not."""
+        found = self._rows.execute(
+            "SELECT number FROM parts WHERE write_id = ? AND sent = 0 ORDER BY number LIMIT ?", (write_id, count_max)
+        )
+        return [part for (number,) in found.fetchall() if (part := self.part(write_id, number)) is not None]
+
+    def is_being_completed(self, upload: Write) -> bool:
+        """Whether the origin may be carrying out a Complete of it, of which its client has not been told anything."""
+        turn = self.turn(upload.id)
+        return upload.is_completed_at_origin and upload.answer is None and turn is not None and turn.due_at is not None
+
+    def ended(self, upload_id: str) -> UploadOutcome | None:
+        """How an upload ended, for who repeats its last request."""
+        row = self._row("SELECT id, state, pending, record FROM writes WHERE upload_id = ?", upload_id)
+        if row is None:
+            return None
+        write_id, state, pending, record = row
+        if state == State.DONE:
+            return codec.unpack_ended(write_id, record)
+        return as_outcome(codec.unpack_write(write_id, record)) if pending else None
+
+    # What the origin is to abort
+
+    def origin_upload_ids(self, key: ObjectKey) -> set[str | None]:
+        """Of the origin's uploads behind all that is known of a key, those that are to be aborted there, too."""
+        return {one.origin_upload_id for one in self._of_key(key, "1")}
+
+    def asked(self, key: ObjectKey) -> Sequence[Write]:
+        """Uploads of a key that the origin was asked for, and nobody knows yet what came of it."""
+        return [one for one in self._of_key(key, "state = 4") if one.asked is not None and not one.origin_upload_id]
+
+    def are_any_aborting(self) -> bool:
+        """Whether the origin may have uploads that nothing here needs."""
+        return self._row("SELECT 1 FROM writes WHERE state = 4 LIMIT 1") is not None
+
+    def aborting_count(self) -> int:
+        """How many these are, also where they cannot be read, but for those that may be another's: these may stay."""
+        count = 0
+        for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
+            with suppress(BufferDamaged):
+                found = codec.unpack_write(write_id, record)
+                count -= found.asked is not None and found.origin_upload_id is not None
+            count += 1
+        return count
+
+    def aborting(self) -> Sequence[Write]:
+        """They all."""
+        found = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 ORDER BY id")
+        return [codec.unpack_write(write_id, record) for write_id, record in found]
+
+    # What is due
+
+    def lanes(self) -> Sequence[tuple[str, str]]:
+        """The slots, and buckets in them, in which something is, or will be, due."""
+        found: list[tuple[str, str]] = []
+        due = "SELECT slot, bucket FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
+        # Not by (slot, bucket) > (?, ?): that reads the whole lane.
+        beside = f"{due} slot = ? AND bucket > ? ORDER BY bucket LIMIT 1"
+        behind = f"{due} slot > ? ORDER BY slot, bucket LIMIT 1"
+        last = ("", "")
+        while (row := self._row(beside, *last) or self._row(behind, last[0])) is not None:
+            last = (row[0], row[1])
+            found.append(last)
+        return found
+
+    def due(
+        self, lane: tuple[str, str], priority: Priority, now: float, count_max: int, *, newest: bool = False
+    ) -> Sequence[Due]:
+        """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
+        found = self._rows.execute(
+            "SELECT id, bucket, key, due_at, attempts FROM writes WHERE slot = ? AND bucket = ? AND priority = ? "
+            f"AND due_at <= ? AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
+            (*lane, priority, now, count_max),
+        )
+        return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
+
+    def living(self, write_ids: Sequence[int]) -> set[int]:
+        """Those that are not over."""
+        marks = ",".join("?" * len(write_ids))
+        return {
+            one
+            for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
+        }
+
+    # Staged files, and what each slot has (counted by schema.py's triggers)
+
+    def knows_file(self, name: str) -> bool:
+        """Whether anything refers to a staged file: its own row, or, where that is damaged, a part's."""
+        return self._row("SELECT 1 FROM files WHERE name = ?", name) is not None or self._is_referred_to(name)
+
+    def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of some names to which nothing refers (`knows_file`), in one query: it is asked about all there are."""
+        asked = f"WITH asked (name) AS (VALUES {', '.join(['(?)'] * len(names))}) SELECT name FROM asked"
+        found = self._rows.execute(
+            f"{asked} WHERE NOT EXISTS (SELECT 1 FROM files WHERE files.name = asked.name) "
+            "AND NOT EXISTS (SELECT 1 FROM parts WHERE parts.file = asked.name)",
+            names,
+        )
+        return [name for (name,) in found]
+
+    def file(self, name: str) -> StagedFile | None:
+        row = self._row("SELECT record FROM files WHERE name = ?", name)
+        return codec.unpack_file(name, row[0]) if row else None
+
+    def left_behind(self) -> Sequence[str]:
+        """Files that nothing refers to any more, and that are perhaps not removed yet."""
+        found = self._rows.execute("SELECT name FROM freed WHERE name NOT IN (SELECT name FROM files)")
+        return [name for (name,) in found]
+
+    def _is_referred_to(self, name: str) -> bool:
+        return self._row("SELECT 1 FROM parts WHERE file = ?", name) is not None
+
+    def usage(self, slot: str) -> Usage:
+        """Of one slot: a look-up, however much is pending."""
+        row = self._row("SELECT staged_bytes, objects FROM usage WHERE slot = ?", slot)
+        return Usage(*row) if row else Usage()
+
+    def usages(self) -> Mapping[str, Usage]:
+        """Of every slot that ever had something here."""
+        found = self._rows.execute("SELECT slot, staged_bytes, objects FROM usage")
+        return {slot: Usage(staged_bytes, objects) for slot, staged_bytes, objects in found}
+
+    def counted(self) -> Mapping[str, Usage]:
+        """The same as `usages`, by counting all of it, without slots that have nothing."""
+        sums = dict(self._rows.execute("SELECT slot, sum(size_bytes) FROM files GROUP BY slot").fetchall())
+        pending = "SELECT slot, count(*) FROM writes WHERE pending = 1 GROUP BY slot"
+        counts = dict(self._rows.execute(pending).fetchall())
+        return {slot: Usage(sums.get(slot, 0), counts.get(slot, 0)) for slot in sums.keys() | counts.keys()}
+
+    # Buckets, and what this gateway has done to their keys
+
+    def capabilities(self, bucket: str) -> BucketCapabilities | None:
+        """What was learned of a bucket. What cannot be read any more is not known: the next write learns it anew."""
+        row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
+        return _capabilities(bucket, row[0]) if row else None
+
+    def all_capabilities(self) -> Sequence[tuple[str, BucketCapabilities]]:
+        """The same of all, in order."""
+        found = self._rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket")
+        return [
+            (bucket, capabilities)
+            for bucket, record in found
+            if (capabilities := _capabilities(bucket, record)) is not None
+        ]
+
+    def last_own_write(self, key: ObjectKey) -> LastOwnWrite | None:
+        """What it has last done to it, as far as is remembered; what is damaged: who knows what."""
+        row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
+        return as_last_own_write(key, math.inf, row[0]) if row else None
+
+    def last_own_writes(self) -> int:
+        """How many are remembered."""
+        row = self._row("SELECT count(*) FROM origin")
+        return row[0] if row else 0
+
+    # This node
+
+    def node(self) -> tuple[str, int]:
+        """This node's id, and its epoch: with a write's `id`, what the write is called among all nodes."""
+        found = dict(self._rows.execute("SELECT name, value FROM node").fetchall())
+        return found["id"], found["epoch"]
+
+    def _row(self, query: str, *values: str | int | bytes | float) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._rows.execute(query, values).fetchone()
+        return row
+
+
+def as_outcome(write: Write) -> UploadOutcome | None:
+    """How an upload ended that was completed; None for what was no upload."""
+    if write.upload_id is None:
+        return None
+    at = write.acknowledged_at
+    return UploadOutcome(write.upload_id, write.key, at, write.etag, write.completed_of, write.checksums)
+
+
+def _capabilities(bucket: str, record: bytes) -> BucketCapabilities | None:
+    try:
+        return codec.unpack_capabilities(bucket, record)
+    except BufferDamaged:
+        return None
+
+
+def as_last_own_write(key: ObjectKey, at: float, record: bytes) -> LastOwnWrite:
+    try:
+        return codec.unpack_last_own_write(key, record)
+    except BufferDamaged:
+        return LastOwnWrite(at, None, known=False)
+
+
+def encoded(key: ObjectKey) -> bytes:
+    """An object's key as the tables have it: in S3's order."""
+    return text(key.key)
+
+
+def decoded(key: bytes) -> str:
+    """And back."""
+    return key.decode("utf-8", "surrogatepass")
+
+
+def text(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
+
+
+def turn_of(columns: Sequence[Any]) -> Turn:
+    """What `TURN_COLUMNS` say."""
+    due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = columns
+    return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))
