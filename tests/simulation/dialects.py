@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-Conditions = Literal["honoured", "ignored", "refused"]
-_CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused")
+Conditions = Literal["honoured", "ignored", "refused", "unquoted"]
+"""The last: ETags are compared without their quotes, so that no If-Match holds that has them."""
+
+_CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused", "unquoted")
 
 
 REQUESTS_OF_A_FLUSH = 20
-"""One after another: 14 of the probe of its bucket, then of the write: HEAD, Create, a part, HEAD, Complete, and one
+"""One after another: 13 of the probe of its bucket, then of the write: HEAD, Create, a part, HEAD, Complete, and one
 more that is under way when the origin comes back."""
 
 
@@ -75,7 +77,7 @@ DIALECTS: Mapping[str, Dialect] = {
     one.name: one
     for one in (
         Dialect("aws"),
-        Dialect("rgw", on_complete="ignored", on_delete="ignored"),
+        Dialect("rgw", on_put="unquoted", on_complete="ignored", on_delete="ignored"),
         Dialect("no-conditions", on_put="refused", on_complete="refused", on_delete="refused"),
         Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
         Dialect("mixed", drawn=True),

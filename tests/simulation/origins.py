@@ -269,8 +269,12 @@ class SimulatedOrigin:
         return None
 
     def _as_understood(self, request: OriginRequest) -> OriginRequest:
-        if self._policy(request) == "honoured" or not _conditions_of(request):
+        policy = self._policy(request)
+        if policy == "honoured" or not _conditions_of(request):
             return request
+        if policy == "unquoted":
+            bare = {name: NEVER if name == "if-match" else value for name, value in request.headers.items()}
+            return replace(request, headers=bare)
         left = {name: value for name, value in request.headers.items() if name not in _CONDITIONS}
         return replace(request, headers=left)
 
@@ -324,6 +328,9 @@ class SimulatedOrigin:
         process = SENDER.get()
         change = Change(self.clock.monotonic(), key, before, after, process or OTHERS)
         self.on_change(bucket, change)
+
+
+NEVER = '"no ETag has its quotes"'
 
 
 def _conditions_of(request: OriginRequest) -> list[str]:

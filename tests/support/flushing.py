@@ -123,8 +123,8 @@ class Buffer:
     async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> Write:
         file = self.stage(content)
         new = Write(
-            changed.get("fixed", WriteSpec(at, HEADERS, "slot")),
-            changed.get("base", ExpectedVersion(absent=True)),
+            changed.get("spec", WriteSpec(at, HEADERS, "slot")),
+            changed.get("expected", ExpectedVersion(absent=True)),
             1.0,
             etag=file.etag,
             size_bytes=file.size_bytes,

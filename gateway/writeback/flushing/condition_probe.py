@@ -1,9 +1,11 @@
 """Which conditions does a bucket honour? Found out with an object of our own, which is gone afterwards.
 
-    PUT under a condition that fails, Complete under one, DELETE under one: 412 honoured, done ignored, 501 refused
+    PUT, Complete and DELETE under a condition that fails: 412 honoured, done ignored, 501 refused
+    where it is honoured, under one that holds: done honoured, 412 refused
 
-S3 and its like differ in each of the three, and some take a condition and ignore it. The key is the same each time, so
-that a kill leaves one small object at most, and the next probe removes it.
+S3 and its like differ in each of the three. Some take a condition and ignore it, and radosgw's PUT compares If-Match
+with the ETag without its quotes, so that none ever holds. The key is the same each time, so that a kill leaves one
+small object at most, and the next probe removes it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ UNKNOWN_AGAIN_SECONDS = 3600.0
 _NO_ETAG = '"00000000000000000000000000000000"'
 _FAILING: Sequence[Mapping[str, str]] = ({"if-none-match": "*"}, {"if-match": _NO_ETAG})
 """Conditions that an object that is there does not meet."""
+
+_DONE = (200, 204)
 
 
 def probe_key(bucket: str, key_prefix: str, node: str) -> ObjectKey:
@@ -62,6 +66,9 @@ class Probe:
         self._slot = slot
         self.has_asked = False
         """The origin may have carried out something."""
+        self._etag = _NO_ETAG
+        """Of what was made last."""
+
         self._version_ids: list[str] = []
         """What it has left in a bucket with versions, deletions among them."""
 
@@ -88,38 +95,48 @@ class Probe:
         status, _ = await self._ask("PUT")
         if status != 200:
             return Conditions(learned_at=now)
-        put = await self._all("PUT")
+        put = await self._found("PUT", [*_FAILING, None])
         complete = await self._complete()
-        delete = Honoured.UNKNOWN
-        if (await self._ask("PUT"))[0] == 200:
-            delete = _meaning(*(await self._ask("DELETE", headers={"if-match": _NO_ETAG})), done=(200, 204))
+        delete = await self._found("DELETE", [{"if-match": _NO_ETAG}, None])
+        if put is Honoured.YES:
+            await self._ask("DELETE")
+            put = _meaning_of_holding(*(await self._ask("PUT", headers={"if-none-match": "*"})))
         return Conditions(put, complete, delete, now)
 
-    async def _all(self, method: str) -> Honoured:
-        return _worst([_meaning(*(await self._ask(method, headers=one)), done=(200,)) for one in _FAILING])
+    async def _found(
+        self,
+        method: str,
+        conditions: Sequence[Mapping[str, str] | None],
+        query: Sequence[tuple[str, str | None]] = (),
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Honoured:
+        """What an origin makes of a request under each of these conditions, None: If-Match, as the object is now. It
+        ends with the first that is not honoured: a kind of request honours all of them, or counts as if none."""
+        for one in conditions:
+            condition = {"if-match": self._etag} if one is None else one
+            answer = await self._ask(method, query, {**(headers or {}), **condition}, body)
+            found = _meaning_of_holding(*answer) if one is None else _meaning_of_failing(*answer)
+            if found is not Honoured.YES:
+                return found
+        return Honoured.YES
 
     async def _complete(self) -> Honoured:
-        found = []
-        for one in _FAILING:
-            status, answer = await self._ask("POST", [("uploads", None)])
-            upload_id = text_of(answer, "UploadId") if status == 200 else None
-            if upload_id is None:
-                return Honoured.UNKNOWN
-            try:
-                found.append(await self._complete_under(upload_id, one))
-            finally:
-                await self._ask("DELETE", [("uploadId", upload_id)])
-        return _worst(found)
-
-    async def _complete_under(self, upload_id: str, condition: Mapping[str, str]) -> Honoured:
-        part = b"-"
-        status, _ = await self._ask("PUT", [("partNumber", "1"), ("uploadId", upload_id)], body=part)
-        if status != 200:
+        status, answer = await self._ask("POST", [("uploads", None)])
+        upload_id = text_of(answer, "UploadId") if status == 200 else None
+        if upload_id is None:
             return Honoured.UNKNOWN
-        etag = f'"{hashlib.md5(part, usedforsecurity=False).hexdigest()}"'
-        document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
-        headers = {**condition, "content-type": "application/xml"}
-        return _meaning(*(await self._ask("POST", [("uploadId", upload_id)], headers, document)), done=(200,))
+        of_upload, part = ("uploadId", upload_id), b"-"
+        try:
+            status, _ = await self._ask("PUT", [("partNumber", "1"), of_upload], body=part)
+            if status != 200:
+                return Honoured.UNKNOWN
+            etag = f'"{hashlib.md5(part, usedforsecurity=False).hexdigest()}"'
+            document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
+            xml = {"content-type": "application/xml"}
+            return await self._found("POST", [*_FAILING, None], [of_upload], xml, document)
+        finally:
+            await self._ask("DELETE", [of_upload])  # it is open still, unless one of them was carried out
 
     async def _ask(
         self,
@@ -148,22 +165,26 @@ class Probe:
         version_id = response.headers.get("x-amz-version-id", "null")
         if version_id != "null" and not any(name == "versionId" for name, _ in query):
             self._version_ids.append(version_id)
+        if response.status == 200 and error_code_of(answer) is None:
+            made = response.headers.get("etag") if method == "PUT" and not query else text_of(answer, "ETag")
+            self._etag = made or self._etag
         return response.status, answer
 
 
-def _meaning(status: int, answer: bytes, *, done: Sequence[int]) -> Honoured:
+def _meaning_of_failing(status: int, answer: bytes) -> Honoured:
     """What an origin makes of a condition that does not hold. An error may come behind a 200."""
     code = error_code_of(answer)
     if status == 412 or code == "PreconditionFailed":
         return Honoured.YES
     if status == 501 or code == "NotImplemented":
         return Honoured.REFUSED
-    return Honoured.IGNORED if status in done and code is None else Honoured.UNKNOWN
+    return Honoured.IGNORED if status in _DONE and code is None else Honoured.UNKNOWN
 
 
-def _worst(found: Sequence[Honoured]) -> Honoured:
-    """What holds of a kind of request only where it holds of each condition."""
-    for one in (Honoured.REFUSED, Honoured.IGNORED, Honoured.UNKNOWN):
-        if one in found:
-            return one
-    return Honoured.YES
+def _meaning_of_holding(status: int, answer: bytes) -> Honoured:
+    """The same of one that holds."""
+    code = error_code_of(answer)
+    if status in _DONE and code is None:
+        return Honoured.YES
+    refused = status in (412, 501) or code in ("PreconditionFailed", "NotImplemented")
+    return Honoured.REFUSED if refused else Honoured.UNKNOWN

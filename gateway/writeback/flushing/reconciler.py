@@ -25,7 +25,14 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import unquote
 from gateway.writeback.change_notifier import ChangeNotifier
-from gateway.writeback.flushing.condition_probe import Probe, is_due, is_probe_key, probe_key
+from gateway.writeback.flushing.condition_probe import (
+    LEARNED_AGAIN_SECONDS,
+    UNKNOWN_AGAIN_SECONDS,
+    Probe,
+    is_due,
+    is_probe_key,
+    probe_key,
+)
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import SLOW_SECONDS, Lane
 from gateway.writeback.flushing.requests import Requests
@@ -60,6 +67,7 @@ from gateway.writeback.flushing.state import (
     SendPart,
     Settle,
     StartOver,
+    Suspect,
     Unmark,
     Wait,
 )
@@ -441,7 +449,7 @@ class _Run:
         end: End | None = None
         for one in instructions:
             match one:
-                case Learn() | Unmark() | StartOver():
+                case Learn() | Suspect() | Unmark() | StartOver():
                     await self._note(one)
                 case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
                     end = one
@@ -570,6 +578,8 @@ class _Run:
         match note:
             case Learn():
                 await self._journal.change(lambda tx: _learn(tx, write.key.bucket, note, now))
+            case Suspect():
+                await self._journal.change(lambda tx: _suspect(tx, write.key.bucket, now))
             case Unmark():
                 unmarked = replace(write, state=State.COMMITTED)
                 self._progress.write = unmarked
@@ -678,6 +688,14 @@ def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> Non
     capabilities = tx.capabilities(bucket)
     if capabilities is not None:
         tx.learn_conditions(bucket, replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
+
+
+def _suspect(tx: JournalTransaction, bucket: str, now: float) -> None:
+    """Probed again, but not each time: others may be quick to change a key, and to change it back."""
+    capabilities = tx.capabilities(bucket)
+    if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:
+        due = replace(capabilities.conditions, learned_at=now - LEARNED_AGAIN_SECONDS)
+        tx.learn_conditions(bucket, due)
 
 
 def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:

@@ -213,6 +213,11 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """The bucket refuses what was asked under a condition that holds: what it honours is to be found out anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unmark:
     """It is certain that the origin has nothing of it that could become visible."""
 
@@ -288,7 +293,7 @@ class Wait:
 
 
 Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | Seek | Abort
-Note: TypeAlias = Learn | Unmark | StartOver
+Note: TypeAlias = Learn | Suspect | Unmark | StartOver
 End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait
 Instruction: TypeAlias = Request | Note | End
 
@@ -665,6 +670,8 @@ class Progress:
                 return self._ask(_Step.VERIFY, Head())
             return self._end(Answer(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
+        if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
+            notes.append(Suspect())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._idle_seconds() >= UPLOAD_LOOK_SECONDS:
                 return self._end(Expire("the bucket has ended it"))

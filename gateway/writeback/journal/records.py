@@ -281,7 +281,7 @@ class Honoured(IntEnum):
     """It takes the request as if there was none."""
 
     REFUSED = 3
-    """It answers 501."""
+    """It answers 501, or 412 whether the condition holds or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 from gateway.operations import payload
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
-from gateway.writeback.bounds import pacing
+from gateway.writeback.bounds import backpressure
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.view import Usage
 from tests.support.asgi import call, signed_headers
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> Non
         assert await put(client, "k1", 80 * KIB) == "absorbed"
         refused = await client.ask("PUT", "back/k2", bytes(40 * KIB), status=503)
         assert b"<Code>SlowDown</Code>" in refused.body
-        assert 1 <= int(refused.headers["retry-after"]) <= pacing.RETRY_SECONDS_MAX
+        assert 1 <= int(refused.headers["retry-after"]) <= backpressure.RETRY_SECONDS_MAX
         assert client.pending("back/k2") is None
         assert client.origin.count(Operation.PUT_OBJECT) == 1
         assert counts.slowed == 1
@@ -245,7 +245,7 @@ def test_acknowledgements_slow_down_before_the_buffer_is_full(
     tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From three quarters on, and no earlier; for no longer than a client bears."""
-    monkeypatch.setattr(pacing, "DELAY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(backpressure, "DELAY_SECONDS_MAX", 0.2)
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -24,7 +24,7 @@ from gateway.writeback.flushing.condition_probe import (
     probe_key,
 )
 from gateway.writeback.flushing.reconciler import SlotOrder
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
 from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
@@ -35,11 +35,18 @@ from tests.support.writeback import key
 
 _CONDITIONS = ("if-match", "if-none-match")
 ALL_HONOURED = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, 7.0)
-MEANINGS = {"honoured": Honoured.YES, "ignored": Honoured.IGNORED, "refused": Honoured.REFUSED}
+MEANINGS = {
+    "honoured": Honoured.YES,
+    "ignored": Honoured.IGNORED,
+    "refused": Honoured.REFUSED,
+    "unquoted": Honoured.REFUSED,
+    "always fails": Honoured.REFUSED,
+}
 
 
 class Kind:
-    """An origin that honours, ignores or refuses conditions, by the kind of request."""
+    """An origin that honours, ignores or refuses conditions, by the kind of request. `unquoted`: radosgw compares
+    If-Match with the ETag without its quotes: so it never holds."""
 
     def __init__(self, origin: MemoryOrigin, put: str, complete: str, delete: str) -> None:
         self._origin = origin
@@ -56,6 +63,10 @@ class Kind:
             return await self._origin.send(request)
         if does == "refused":
             return self._origin.refusal(Answer(501, "NotImplemented"))
+        if does == "always fails" or (does == "unquoted" and '"' in request.headers.get("if-match", "")):
+            return self._origin.refusal(Answer(412, "PreconditionFailed"))
+        if does == "unquoted":
+            return await self._origin.send(request)
         return await self._origin.send(
             OriginRequest(request.method, request.bucket, request.key, request.query, plain, request.body)
         )
@@ -323,6 +334,43 @@ def test_a_probe_that_never_got_there_has_left_nothing(tmp_path: Path) -> None:
         await buffer.kill()
         buffer.start()
         await buffer.until(lambda: not buffer.left())
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path: Path, *, is_known: bool) -> None:
+    """Also where it was taken for one that honours them: what it refuses under one that holds has the bucket
+    probed again."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await know(buffer)
+        if is_known:
+            known = replace(ALL_HONOURED, learned_at=buffer.clock.now() - UNKNOWN_AGAIN_SECONDS)
+            await buffer.journal.change(lambda tx: tx.learn_conditions("bucket", known))
+        old = buffer.origin.put("bucket", "k", b"old")
+        await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
+        buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))
+        await buffer.passes(60.0, lambda: buffer.bucket.objects["k"].etag != old, step=0.5)
+        await buffer.flushed()
+        assert conditions(buffer).put is Honoured.REFUSED
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_bucket_is_not_probed_again_at_each_refusal(tmp_path: Path) -> None:
+    """Whatever it makes of conditions besides."""
+
+    async def scenario(buffer: Buffer) -> None:
+        old = buffer.origin.put("bucket", "k", b"old")
+        known = replace(ALL_HONOURED, learned_at=buffer.clock.now())
+        await buffer.journal.change(lambda tx: tx.learn("bucket", BucketCapabilities(True, True, 1.0, known)))
+        await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
+        buffer.origin.inject(on(Operation.PUT_OBJECT, key="k"), Answer(412, "PreconditionFailed"), times=None)
+        buffer.start()
+        await buffer.passes(UNKNOWN_AGAIN_SECONDS / 2, step=10.0)
+        assert not probes(buffer)
+        assert await buffer.passes(UNKNOWN_AGAIN_SECONDS, lambda: probes(buffer) > 0, step=10.0)
 
     with_buffer(tmp_path, scenario)
 
