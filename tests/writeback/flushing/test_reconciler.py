@@ -578,7 +578,7 @@ def test_what_is_acknowledged_by_a_clock_that_was_just_set_back_is_flushed_soon(
         await buffer.passes(LOOK_SECONDS + QUIET_SECONDS)
         await buffer.put(key("k"), b"x", acknowledged_at=read_before)
         if hurried:
-            await buffer.journal.change(lambda book: book.hurry(key("k"), read_before))
+            await buffer.journal.change(lambda tx: tx.prioritise(key("k"), read_before))
         assert await buffer.passes(2 * LOOK_SECONDS + QUIET_SECONDS, lambda: "k" in buffer.bucket.objects)
 
     with_buffer(tmp_path, scenario)
