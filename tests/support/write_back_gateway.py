@@ -210,8 +210,12 @@ class Client:
             await eventually(lambda: not self.buffer.look(_are_due))
 
     def _is_empty(self) -> bool:
+        """Uploads that may be another writer's do not count: the gateway leaves them alone for half a day."""
         left = self.buffer.look(
-            lambda tx: (*tx.counts(), sum(one.origin_upload_id is not None for one in tx.aborting()))
+            lambda tx: (
+                *tx.counts(),
+                sum(one.origin_upload_id is not None and one.asked is None for one in tx.aborting()),
+            )
         )
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
