@@ -15,6 +15,10 @@ from gateway.cli.common import fail, printable
 
 _ANSWER_TIMEOUT_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
+
+_STRANGE_SECONDS = 10.0
+"""So long a port at which nobody has ever answered is tried again, however much patience there is."""
+
 _STREAM_TIMEOUT_SECONDS = 600.0
 """Between pieces, and behind the last of them: a snapshot of many objects is read and synced as a whole."""
 
@@ -25,6 +29,7 @@ class AdminPort:
     def __init__(self, base_url: str, token: str | None) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._has_answered = False
 
     def get(self, path: str, *, patience_seconds: float = 0.0) -> dict[str, Any]:
         """A document; ends the command when there is none.
@@ -70,12 +75,14 @@ class AdminPort:
         return self._ask("DELETE", path)
 
     def _ask(self, method: str, path: str, *, patience_seconds: float = 0.0, **options: Any) -> dict[str, Any]:
-        deadline = time.monotonic() + patience_seconds
+        begun = time.monotonic()
         while True:
             try:
                 return self._answer(method, path, **options)
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                if time.monotonic() >= deadline or not _passes(error):
+                is_strange = isinstance(error, httpx.ConnectError) and not self._has_answered
+                bound_seconds = min(patience_seconds, _STRANGE_SECONDS) if is_strange else patience_seconds
+                if time.monotonic() >= begun + bound_seconds or not _passes(error):
                     self._fail(error)
             time.sleep(_AGAIN_SECONDS)
 
@@ -85,6 +92,7 @@ class AdminPort:
         headers = self._headers | options.pop("headers", {})
         with httpx.Client(timeout=timeout, trust_env=False) as client:
             answer = client.request(method, self.base_url + path, headers=headers, **options)
+            self._has_answered = True
             answer.raise_for_status()
             document: dict[str, Any] = answer.json()
         return document

@@ -95,7 +95,7 @@ def flush(
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
     port = admin_port(admin_url, config)
-    begun = _ask(port, prefix)
+    begun = _ask(port, prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
     outcome, left = _wait(port, begun, seconds, quiet=json) if wait else (None, begun)
     if json:
         print_json(left | ({"outcome": outcome} if outcome is not None else {}))

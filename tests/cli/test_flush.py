@@ -116,8 +116,20 @@ def test_a_background_process_that_is_started_again_is_waited_for() -> None:
     with admin_double(left(1), (401, {"error": "no"})) as port:
         result = run(port, "--wait")
         assert (result.exit_code, "answered 401: no" in result.stderr) == (1, True)
+
+
+def test_a_background_process_that_is_just_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first question waits, too, but not for long where nobody has ever answered; without --wait it does not."""
+    closed = (503, {"error": "the cache directory is not open yet"})
+    with admin_double(closed, closed, left(0)) as port:
+        assert run(port, "--wait").exit_code == 0
+    with admin_double(closed, left(0)) as port:
+        assert run(port).exit_code == 1
     with admin_double(closed) as port:
-        assert run(port, "--wait").exit_code == 1
+        assert run(port, "--wait", "--timeout", "100ms").exit_code == 1
+    monkeypatch.setattr(admin_port, "_STRANGE_SECONDS", 0.1)
+    result = run(port, "--wait")  # its port is closed by now
+    assert (result.exit_code, "no gateway answers" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("arguments", [["b/"], ["s3://", "--timeout", "1s"], ["s3://", "--wait", "--timeout", "soon"]])

@@ -152,6 +152,7 @@ def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> 
 
     async def scenario(client: Client) -> None:
         await client.learn()
+        await client.ask("PUT", "back/of-this-class", b"x", headers)
         stored = await client.ask("PUT", "back/k", b"content", headers)
         assert stored.headers["etag"] == f'"{md5(b"content").hexdigest()}"'
         before = await client.ask("HEAD", "back/k")

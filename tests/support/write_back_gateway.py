@@ -139,6 +139,13 @@ class Client:
             known = replace(capabilities, conditions=honoured)
             await self.buffer.journal.change(lambda tx: tx.learn("bucket", known))
 
+    async def learn_storage_class(self, name: str) -> None:
+        """The bucket has taken such an object."""
+        known = self.buffer.look(lambda tx: tx.capabilities("bucket"))
+        assert known is not None
+        told = replace(known, storage_classes=frozenset({name}))
+        await self.buffer.journal.change(lambda tx: tx.learn("bucket", told))
+
     async def create(self, name: str, headers: Mapping[str, str] | None = None) -> str:
         answer = await self.ask("POST", f"{name}?uploads", headers=headers)
         return text_of(answer.body, "UploadId") or ""

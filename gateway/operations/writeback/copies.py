@@ -79,7 +79,7 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
-    reason = why_of_headers(headers, _is_foreseen) or why_of_bucket(capabilities, of_parts=of_parts)
+    reason = why_of_headers(headers, _is_foreseen) or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
     if reason is not None:
@@ -103,8 +103,9 @@ async def buffer_copy(
             await goes_through_unseen(context, buffer, refusal)
             return await leave()
     parts = await buffer.journal.parts(source.id)
-    if len(parts) != source.parts_count:
-        raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")
+    if len(parts) != source.parts_count:  # it has just reached the origin
+        goes_through(context, Reason.SOURCE)
+        return await leave()
     copy = Write(
         spec,
         expected,
@@ -117,7 +118,8 @@ async def buffer_copy(
         acknowledged_at=now,
     )
     if not await buffer.acknowledge_sharing(copy):
-        raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")
+        goes_through(context, Reason.SOURCE)
+        return await leave()
     fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
     return Response(200, [("content-type", "application/xml")], document("CopyObjectResult", fields), "absorbed")
 

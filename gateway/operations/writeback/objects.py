@@ -31,6 +31,7 @@ from gateway.operations.writeback.write_back_policy import (
     fixed_headers,
     is_foreseen,
     makes_md5_etags,
+    storage_classes,
     why_of_bucket,
     why_of_headers,
 )
@@ -54,9 +55,9 @@ async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
     reason = why_of_headers(context.request.headers, is_foreseen)
     if reason is not None:
         return await _through(context, buffer, reason)
-    reason = why_of_bucket(capabilities)
+    reason = why_of_bucket(capabilities, headers=context.request.headers)
     if reason is not None:
-        learns = capabilities is None or _is_old(context, capabilities)
+        learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
         return await (_through_and_learn if learns else _through)(context, buffer, reason)
     check_stored(context.request.headers)
     async with room_for_body(context, buffer, context.slot.name) as bound:
@@ -135,7 +136,12 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     if reply.status == 200 and is_certain:
         headers = dict(reply.headers)
         is_md5 = payload.md5 is not None and unquote(headers.get("etag", "")) == payload.md5().hex()
-        told = BucketCapabilities(is_md5 and makes_md5_etags(headers), may_look, context.services.clock.now())
+        told = BucketCapabilities(
+            is_md5 and makes_md5_etags(headers),
+            may_look,
+            context.services.clock.now(),
+            storage_classes=storage_classes(context.request.headers),
+        )
 
         def learn(tx: JournalTransaction) -> None:
             known = tx.capabilities(context.object_key.bucket) or told

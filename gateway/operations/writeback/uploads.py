@@ -32,6 +32,7 @@ from gateway.operations.writeback.write_back_policy import (
     makes_md5_etags,
     may_begin_without_origin,
     names_encryption,
+    storage_classes,
     tells_encryption,
     why_of_bucket,
 )
@@ -118,7 +119,8 @@ async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> 
 async def _created(
     context: RequestContext, buffer: WritebackBuffer, capabilities: BucketCapabilities | None, question: CreateInDoubt
 ) -> Response:
-    may_go_on = capabilities is not None and may_begin_without_origin(context.request)
+    is_foretold = why_of_bucket(capabilities, of_parts=True, headers=context.request.headers) is None
+    may_go_on = is_foretold and may_begin_without_origin(context.request)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
@@ -171,7 +173,8 @@ async def _ask(context: RequestContext) -> _Answer:
                 tells_rights = is_for_want_of_rights(refusal)
     asked = context.request.headers
     md5_etags = makes_md5_etags({**asked, **response.headers})
-    capabilities = BucketCapabilities(md5_etags, may_look, context.services.clock.now())
+    classes = storage_classes(asked)
+    capabilities = BucketCapabilities(md5_etags, may_look, context.services.clock.now(), storage_classes=classes)
     is_of_bucket, tells = not names_encryption(asked), tells_encryption(response.headers)
     return _Answer(
         response.status, headers, body, origin_upload_id, capabilities, is_of_bucket, tells, tells_rights, expected

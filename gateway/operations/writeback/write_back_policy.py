@@ -40,6 +40,9 @@ class Reason(StrEnum):
     BUCKET_UNREADABLE = "bucket-unreadable"
     """The gateway may not look at its objects: it could not tell what a flush overwrites."""
 
+    STORAGE_CLASS = "storage-class"
+    """It has taken no object of this storage class yet: not every store has every class."""
+
     SOURCE = "source-of-the-origin"
     """What is to be copied is not pending here."""
 
@@ -93,6 +96,8 @@ _STORED = frozenset(
 STORAGE_CLASSES = frozenset({"STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"})
 """Those whose objects can be read at once."""
 
+_STORAGE_CLASS = "x-amz-storage-class"
+
 _OF_THE_REQUEST = frozenset(
     {
         "x-amz-api-version",
@@ -130,14 +135,23 @@ def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bo
     return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
 
 
-def why_of_bucket(capabilities: BucketCapabilities | None, *, of_parts: bool = False) -> Reason | None:
+def why_of_bucket(
+    capabilities: BucketCapabilities | None, *, of_parts: bool = False, headers: Mapping[str, str] | None = None
+) -> Reason | None:
     """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
-    None: they are."""
+    None: they are. `headers` are a write's whose answer has not told whether the bucket has its storage class."""
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
     if not capabilities.foretells(of_parts=of_parts):
         return Reason.BUCKET_ETAGS
-    return None if capabilities.may_look else Reason.BUCKET_UNREADABLE
+    if not capabilities.may_look:
+        return Reason.BUCKET_UNREADABLE
+    return None if storage_classes(headers or {}) <= capabilities.storage_classes else Reason.STORAGE_CLASS
+
+
+def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
+    """What a write names besides STANDARD, which each store has."""
+    return frozenset({headers.get(_STORAGE_CLASS, "STANDARD")} - {"STANDARD"})
 
 
 def may_be_deleted_here(request: S3Request) -> bool:
@@ -207,7 +221,7 @@ def check_stored(headers: Mapping[str, str]) -> None:
 
 
 def _is_stored(name: str) -> bool:
-    return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
+    return name in _STORED or name.startswith(_METADATA) or name == _STORAGE_CLASS
 
 
 def _is_about_the_upload(name: str) -> bool:
@@ -222,7 +236,7 @@ def _may_be_replayed(name: str, value: str) -> bool:
 
 def is_foreseen(name: str, value: str) -> bool:
     """Whether a header of a write needs no judgement of the origin's."""
-    if name == "x-amz-storage-class":
+    if name == _STORAGE_CLASS:
         return value in STORAGE_CLASSES
     if name.startswith(PREFIX):
         return name[len(PREFIX) :] in ALGORITHMS

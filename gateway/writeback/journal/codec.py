@@ -206,6 +206,7 @@ def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
         "learned": capabilities.learned_at,
         "multipart_etags": capabilities.multipart_etags,
         "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
+        "storage_classes": sorted(capabilities.storage_classes),
     }
     return pack(("profiles", bucket), record)
 
@@ -214,8 +215,14 @@ def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
     record, _ = unpack(("profiles", bucket), packed)
     put, complete, delete, learned_at = record["conditions"]
     conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
-    multipart_etags = record.get("multipart_etags", True)
-    return BucketCapabilities(record["md5_etags"], record["may_look"], record["learned"], conditions, multipart_etags)
+    return BucketCapabilities(
+        record["md5_etags"],
+        record["may_look"],
+        record["learned"],
+        conditions,
+        record.get("multipart_etags", True),
+        frozenset(record.get("storage_classes", ())),
+    )
 
 
 def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:

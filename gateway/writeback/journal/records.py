@@ -300,7 +300,8 @@ class BucketCapabilities:
 
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
     objects, and is told where there is none: else no flush could tell what it overwrites. `multipart_etags`: those of
-    objects of parts can be foretold, too, so far as anybody knows.
+    objects of parts can be foretold, too, so far as anybody knows. `storage_classes` are those besides STANDARD that it
+    has taken.
     """
 
     md5_etags: bool
@@ -308,6 +309,7 @@ class BucketCapabilities:
     learned_at: float
     conditions: Conditions = Conditions()
     multipart_etags: bool = True
+    storage_classes: frozenset[str] = frozenset()
 
     def foretells(self, *, of_parts: bool) -> bool:
         """Whether the ETag of an object, or of one of parts, is known before the bucket has seen it."""

@@ -66,8 +66,12 @@ class Rows(JournalView):
     # Buckets
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
-        """What one of its answers has just told. What is known of its conditions stays, where this says nothing."""
+        """What one of its answers has just told. What is known of its conditions stays, where this says nothing, and so
+        do the storage classes that it has taken."""
         before = self.capabilities(bucket)
+        if before is not None:
+            classes = before.storage_classes | capabilities.storage_classes
+            capabilities = replace(capabilities, storage_classes=classes)
         if before is not None and not capabilities.conditions.learned_at:
             capabilities = replace(capabilities, conditions=before.conditions)
         packed = codec.pack_capabilities(bucket, capabilities)

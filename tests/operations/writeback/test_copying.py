@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
+from tests.support.memory_origin.faults import Hold, on
 from tests.support.write_back_gateway import PART_BYTES, Client, with_client
 
 SOURCE = {"x-amz-copy-source": "/bucket/back/a"}
@@ -31,6 +33,25 @@ def test_a_copy_is_there_at_once_and_at_the_origin_later(tmp_path: Path) -> None
         assert (stored.etag, stored.headers["x-amz-meta-step"]) == (text_of(answer.body, "ETag"), "1")
         assert client.origin.data("bucket", "back/a") == b"overwritten"
         assert client.origin.count(Operation.COPY_OBJECT) == 0
+
+    with_client(tmp_path, scenario)
+
+
+def test_a_copy_whose_source_reaches_the_origin_meanwhile_is_made_there(tmp_path: Path) -> None:
+    """2.4 Before, while and after it is flushed a copy sees it."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/a", b"content", METADATA)
+        go_on, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/b"), Hold(go_on, reached))
+        copying = asyncio.create_task(client.ask("PUT", "back/b", headers=SOURCE))
+        await reached.wait()
+        await client.flush()
+        go_on.set()
+        assert (await copying).headers["x-forebay-cache"] == "forwarded"
+        assert client.origin.data("bucket", "back/b") == b"content"
+        assert (await client.ask("GET", "back/b")).body == b"content"
 
     with_client(tmp_path, scenario)
 

@@ -34,6 +34,7 @@ def test_a_pending_object_is_listed_as_the_origin_will_list_it(tmp_path: Path) -
 
     async def scenario(client: Client) -> None:
         await client.learn()
+        await client.learn_storage_class("STANDARD_IA")
         await client.ask("PUT", "back/k", b"body", {"x-amz-storage-class": "STANDARD_IA"})
         upload_id = await client.create("back/m")
         await client.complete("back/m", upload_id, {1: await client.part("back/m", upload_id, 1, b"part")})

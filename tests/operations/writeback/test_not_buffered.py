@@ -68,6 +68,60 @@ def test_of_what_the_request_says(tmp_path: Path, counts: Counts, headers: Mappi
     with_client(tmp_path, scenario, bounds=counts)
 
 
+COLD = {"x-amz-storage-class": "STANDARD_IA"}
+
+
+def test_the_first_of_a_storage_class_goes_through(tmp_path: Path, counts: Counts) -> None:
+    """PutObject and CopyObject: once the bucket has taken one of it, they are absorbed; STANDARD each store has."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/source", b"pending")
+        copy = {"x-amz-copy-source": "/bucket/back/source", **COLD}
+        async with client.flushing():
+            assert why(counts, await client.ask("PUT", "back/copy", headers=copy)) == Reason.STORAGE_CLASS
+        assert why(counts, await client.ask("PUT", "back/a", b"x", COLD)) == Reason.STORAGE_CLASS
+        for number in range(2):
+            assert HEADER not in (await client.ask("PUT", f"back/{number}", b"x", COLD)).headers
+        await client.ask("PUT", "back/source", b"pending")
+        assert HEADER not in (await client.ask("PUT", "back/copy", headers=copy)).headers
+        standard = {"x-amz-storage-class": "STANDARD"}
+        assert HEADER not in (await client.ask("PUT", "back/b", b"x", standard)).headers
+        other = {"x-amz-storage-class": "ONEZONE_IA"}
+        assert why(counts, await client.ask("PUT", "back/c", b"x", other)) == Reason.STORAGE_CLASS
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
+def test_a_storage_class_that_the_bucket_refuses_is_never_acknowledged(tmp_path: Path, counts: Counts) -> None:
+    """radosgw has those that its operator has made, and no other: each such write is refused as it comes."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(on(Operation.PUT_OBJECT), Answer(400, "InvalidArgument"), times=None)
+        for _ in range(2):
+            answer = await client.ask("PUT", "back/k", b"x", COLD, status=400)
+            assert why(counts, answer) == Reason.STORAGE_CLASS
+        assert client.buffer.look(lambda tx: tx.counts()) == (0, 0)
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
+def test_create_tells_of_its_storage_class(tmp_path: Path, counts: Counts) -> None:
+    """Its answer says that the bucket takes it; with the origin away only one that is known begins here."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        away = client.origin.inject(lambda _: True, Unreachable(), times=None)
+        await client.ask("POST", "back/early?uploads", headers=COLD, status=503)
+        client.origin.faults.remove(away)
+        assert HEADER not in (await client.ask("POST", "back/m?uploads", headers=COLD)).headers
+        client.origin.inject(lambda _: True, Unreachable(), times=None)
+        assert HEADER not in (await client.ask("POST", "back/late?uploads", headers=COLD)).headers
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
 def test_of_the_bucket(tmp_path: Path, counts: Counts) -> None:
     """Unknown, with other ETags, or not to be looked at: PutObject, Create, CopyObject; an error says it, too."""
 
