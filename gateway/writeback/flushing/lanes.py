@@ -6,7 +6,8 @@
 A priority of which several in a row fail is asked with one write at a time, some seconds apart; all such of a lane
 take turns, so that a bucket that is away is asked no oftener than that. Keys may fail alone, though, while others are
 well (S3 throttles by prefix, and a part of a Ceph cluster may be down): what gets through beside failures says so, and
-then more have to fail in a row. What takes long gives its place to the next, up to a bound.
+then more have to fail in a row, and the pauses are short as long as anything of the lane is answered. What takes long
+gives its place to the next, up to a bound.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ _OTHERS_BEFORE_A_RETRY = 3
 
 FIRST_AWAY_SECONDS = 0.5
 LONGEST_AWAY_SECONDS = 2.0
+
+BESIDE_ANSWERS_SECONDS = 0.25
+"""The pause at most where the origin has answered something of the lane in the last `ANSWERED_SECONDS`."""
+
+ANSWERED_SECONDS = 10.0
 
 SLOW_SECONDS = 5.0
 """What is on its way for longer than this may hang: others do not wait for it."""
@@ -93,6 +99,9 @@ class Lane:
         self._asked_at = -math.inf
         """When something of what is left alone was last tried."""
 
+        self._answered_at = -math.inf
+        """When the origin has done anything of the lane, or refused it."""
+
         self._begun = 0
 
     @property
@@ -118,7 +127,9 @@ class Lane:
         left = UNDER_WAY_MAX[priority] - len(fare.under_way)
         if fare.is_away:
             are_asked = any(one.active(now) for one in self._fares.values() if one.is_away)
-            return 0 if now < self._asked_at + fare.pause_seconds or are_asked else min(left, 1)
+            does_answer = now < self._answered_at + ANSWERED_SECONDS
+            pause_seconds = min(fare.pause_seconds, BESIDE_ANSWERS_SECONDS) if does_answer else fare.pause_seconds
+            return 0 if now < self._asked_at + pause_seconds or are_asked else min(left, 1)
         return min(left, int(fare.places) - fare.active(now))
 
     def is_mixed(self, priority: Priority, now: float) -> bool:
@@ -141,7 +152,7 @@ class Lane:
 
     def answered(self, priority: Priority, now: float, *, is_done: bool) -> None:
         """The origin does its work."""
-        fare, self._failures = self._fares[priority], 0
+        fare, self._failures, self._answered_at = self._fares[priority], 0, now
         if fare.is_away:
             self.prioritise()  # the others that are left alone may get through, too
         if fare.failures:

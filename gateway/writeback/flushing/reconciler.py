@@ -34,7 +34,7 @@ from gateway.writeback.flushing.condition_probe import (
     probe_key,
 )
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
-from gateway.writeback.flushing.lanes import SLOW_SECONDS, Lane
+from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
     Abort,
@@ -99,9 +99,10 @@ AGAIN_WHEN_SET_SECONDS = 1.0
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
-_NEIGHBOURS = 32
-"""Due at about the same time. What has failed once only is among those that have been due for the shortest time, for
-what has failed often sleeps long: so it is soon found among however many that the origin does not serve."""
+_NEIGHBOURS = 128
+"""Due at about the same time, more than fail in a row (`AWAY_AFTER_AMONG_OTHERS`). What has failed once only is among
+those that have been due for the shortest time, for what has failed often sleeps long: so it is soon found among however
+many that the origin does not serve."""
 
 _OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
 _UNEXPECTED_PAUSE_SECONDS = 5.0
@@ -293,6 +294,7 @@ class Reconciler:
             outcome = await self._run(slot, lane, due)
             if isinstance(outcome, Wait) and outcome.is_away:
                 lane.unanswered(priority, due.id, self._clock.monotonic(), self._dice)
+                self._notifier.notify_at(self._clock.monotonic() + BESIDE_ANSWERS_SECONDS)
             else:
                 lane.answered(priority, self._clock.monotonic(), is_done=isinstance(outcome, Settle))
         except Superseded:

@@ -6,8 +6,10 @@ import asyncio
 import random
 
 from gateway.writeback.flushing.lanes import (
+    ANSWERED_SECONDS,
     AWAY_AFTER,
     AWAY_AFTER_AMONG_OTHERS,
+    BESIDE_ANSWERS_SECONDS,
     FIRST_AWAY_SECONDS,
     PARTS_PER_LANE,
     PLACES,
@@ -56,6 +58,18 @@ def test_what_is_left_alone_takes_turns() -> None:
         lane.unanswered(found[0], 0, now, random.Random(1))
         lane.end(found[0], 0)
     assert asked.count(Priority.RETRY) == 3
+
+
+def test_what_is_left_alone_beside_answers_is_asked_more_often() -> None:
+    """As long as the origin answers anything of the lane; one write at a time all the same."""
+    lane, now = Lane(), 100.0
+    fails(lane, Priority.RETRY, now, 4 * AWAY_AFTER)
+    assert lane.room(Priority.RETRY, now + BESIDE_ANSWERS_SECONDS) == 0
+    gets_through(lane, Priority.SMALL, now)
+    assert lane.room(Priority.RETRY, now + BESIDE_ANSWERS_SECONDS) == 1
+    now += ANSWERED_SECONDS
+    fails(lane, Priority.RETRY, now)
+    assert lane.room(Priority.RETRY, now + BESIDE_ANSWERS_SECONDS) == 0
 
 
 def test_what_was_under_way_already_makes_no_pause_longer() -> None:
