@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
 from pydantic import SecretBytes, SecretStr
+
+from gateway.log_sink import LogSink
 
 HIDDEN = "(hidden)"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -23,27 +26,47 @@ _PLAIN = (bool, int, float, type(None))
 
 
 def configure_logs(level: str, format: str, process: str, stream: TextIO | None = None) -> None:
-    """Send structlog's and the standard library's events to `stream` (standard error), from `level` up.
+    """Send structlog's and the standard library's events to `stream`, from `level` up.
 
-    `format` is auto, json or console. `process` (`supervisor`, `worker0`, …) goes into every event.
+    None: to standard error, for which nobody waits (log_sink.py). `format` is auto, json or console. `process`
+    (`supervisor`, `worker0`, …) goes into every event.
     """
-    stream = stream or sys.stderr
-    console = is_console(format, stream)
+    shown = stream or sys.stderr
+    console = is_console(format, shown)
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _adder(process),
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.dev.ConsoleRenderer(colors=shown.isatty()) if console else _render_json,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _adder(process),
-            structlog.processors.format_exc_info,
-            redact,
-            structlog.dev.ConsoleRenderer(colors=stream.isatty()) if console else _render_json,
-        ],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(_stream(stream, processors)),
         cache_logger_on_first_use=True,
     )
     _adopt_standard_logging(level)
+
+
+def _stream(stream: TextIO | None, processors: list[structlog.typing.Processor]) -> TextIO:
+    if stream is not None or sys.stderr is not sys.__stderr__:  # whoever has put another there reads it
+        return stream or sys.stderr
+    sink = LogSink(2, _teller(processors))
+    atexit.register(sink.close)
+    return cast(TextIO, sink)
+
+
+def _teller(processors: list[structlog.typing.Processor]) -> Callable[[int], str]:
+    def told_lost(count: int) -> str:
+        event: Any = {"event": "log lines were lost: standard error has taken nothing for a while", "lines": count}
+        for one in processors:
+            event = one(None, "warning", event)
+        return f"{event}\n"
+
+    return told_lost
 
 
 def is_console(format: str, stream: TextIO) -> bool:

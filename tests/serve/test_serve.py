@@ -380,3 +380,32 @@ def test_a_gateway_outlives_the_removal_of_its_files_in_shared_memory(tmp_path: 
             gateway.wait_for_worker(number, other_than=pid)
         assert shared.exists()
         assert gateway.log.count("were removed: they are made anew") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "closed", "unread"])
+def test_a_log_that_nobody_takes_ends_and_hangs_nothing(kind: str) -> None:
+    """Standard error is a file on a full disk, or a pipe whose reader has gone or does not read: a worker that is
+    killed comes back, requests are answered, and the end is in good order."""
+    reading, writing = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    if kind == "closed":
+        os.close(reading)
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError, BrokenPipeError):
+        while True:
+            os.write(writing, bytes(65536))
+    os.set_blocking(writing, True)
+
+    def log_there() -> None:
+        os.dup2(full if kind == "full" else writing, 2)
+
+    config: dict[str, Any] = {"origin": NOWHERE, "server": {"workers": 2}, "logging": {"level": "debug"}}
+    with GatewayProcess(config, before_exec=log_there) as gateway:
+        killed = gateway.kill_worker(0)
+        gateway.wait_for_worker(0, other_than=killed)
+        for _ in range(50):
+            assert get(f"{gateway.s3_url}/bucket/key").status_code == 403
+        assert gateway.terminate() == 0
+    for one in (full, writing, *([] if kind == "closed" else [reading])):
+        os.close(one)
