@@ -13,8 +13,8 @@ Conditions = Literal["honoured", "ignored", "refused", "unquoted"]
 _CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused", "unquoted")
 
 
-REQUESTS_OF_A_FLUSH = 20
-"""One after another: 13 of the probe of its bucket, then of the write: HEAD, Create, a part, HEAD, Complete, and one
+REQUESTS_OF_A_FLUSH = 17
+"""One after another: 11 of the probe of its bucket, then of the write: HEAD, Create, a part, HEAD, Complete, and one
 more that is under way when the origin comes back."""
 
 

@@ -10,9 +10,11 @@ small object at most, and the next probe removes it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
@@ -34,6 +36,11 @@ _FAILING: Sequence[Mapping[str, str]] = ({"if-none-match": "*"}, {"if-match": _N
 """Conditions that an object that is there does not meet."""
 
 _DONE = (200, 204)
+
+_PART = b"-"
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def probe_key(bucket: str, key_prefix: str, node: str) -> ObjectKey:
@@ -64,13 +71,21 @@ class Probe:
         self._origin = origin
         self._key = key
         self._slot = slot
-        self.has_asked = False
-        """The origin may have carried out something."""
+        self._asked = 0
+        """So many requests, less those that certainly did not get there."""
+
         self._etag = _NO_ETAG
         """Of what was made last."""
 
+        self._upload_id: str | None = None
+        self._has_part = False
         self._version_ids: list[str] = []
         """What it has left in a bucket with versions, deletions among them."""
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the origin may have carried out something."""
+        return self._asked > 0
 
     async def run(self, now: float) -> Conditions | None:
         """What was found out; None where the origin does not do its work: then something may be left of the probe."""
@@ -83,8 +98,8 @@ class Probe:
             return None
 
     async def clear(self) -> None:
-        """Remove the object, and its versions. OriginUnreachable where the object cannot be removed."""
-        status, _ = await self._ask("DELETE")
+        """Remove the object, its versions and the upload. OriginUnreachable where the object cannot be removed."""
+        (status, _), _ = await _both(self._ask("DELETE"), self._abort())
         if status not in (200, 204, 404):
             raise OriginUnreachable(f"an object of the gateway's own cannot be removed: HTTP {status}")
         while self._version_ids:
@@ -92,16 +107,22 @@ class Probe:
             self._version_ids.pop()
 
     async def _probe(self, now: float) -> Conditions:
-        status, _ = await self._ask("PUT")
-        if status != 200:
+        # Side by side: what concerns the upload alone changes nothing under the key.
+        put, _ = await _both(self._put(), self._begin())
+        if put is None:
             return Conditions(learned_at=now)
-        put = await self._found("PUT", [*_FAILING, None])
         complete = await self._complete()
         delete = await self._found("DELETE", [{"if-match": _NO_ETAG}, None])
         if put is Honoured.YES:
-            await self._ask("DELETE")
+            if delete is not Honoured.YES:  # else it is gone
+                await self._ask("DELETE")
             put = _meaning_of_holding(*(await self._ask("PUT", headers={"if-none-match": "*"})))
         return Conditions(put, complete, delete, now)
+
+    async def _put(self) -> Honoured | None:
+        """None: the object cannot be made."""
+        status, _ = await self._ask("PUT")
+        return await self._found("PUT", [*_FAILING, None]) if status == 200 else None
 
     async def _found(
         self,
@@ -121,22 +142,25 @@ class Probe:
                 return found
         return Honoured.YES
 
-    async def _complete(self) -> Honoured:
+    async def _begin(self) -> None:
+        """Have an upload with a part, where that can be."""
         status, answer = await self._ask("POST", [("uploads", None)])
-        upload_id = text_of(answer, "UploadId") if status == 200 else None
-        if upload_id is None:
+        self._upload_id = text_of(answer, "UploadId") if status == 200 else None
+        if self._upload_id is not None:
+            status, _ = await self._ask("PUT", [("partNumber", "1"), ("uploadId", self._upload_id)], body=_PART)
+            self._has_part = status == 200
+
+    async def _complete(self) -> Honoured:
+        if self._upload_id is None or not self._has_part:
             return Honoured.UNKNOWN
-        of_upload, part = ("uploadId", upload_id), b"-"
-        try:
-            status, _ = await self._ask("PUT", [("partNumber", "1"), of_upload], body=part)
-            if status != 200:
-                return Honoured.UNKNOWN
-            etag = f'"{hashlib.md5(part, usedforsecurity=False).hexdigest()}"'
-            document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
-            xml = {"content-type": "application/xml"}
-            return await self._found("POST", [*_FAILING, None], [of_upload], xml, document)
-        finally:
-            await self._ask("DELETE", [of_upload])  # it is open still, unless one of them was carried out
+        etag = f'"{hashlib.md5(_PART, usedforsecurity=False).hexdigest()}"'
+        document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
+        xml = {"content-type": "application/xml"}
+        return await self._found("POST", [*_FAILING, None], [("uploadId", self._upload_id)], xml, document)
+
+    async def _abort(self) -> None:
+        if self._upload_id is not None:
+            await self._ask("DELETE", [("uploadId", self._upload_id)])  # open still, unless a Complete was carried out
 
     async def _ask(
         self,
@@ -152,11 +176,11 @@ class Probe:
         key = self._key
         sent = {**sums, **(headers or {})}
         request = OriginRequest(method, key.bucket, key.key, query, sent, body, Purpose.FLUSH, self._slot)
-        had_asked, self.has_asked = self.has_asked, True
+        self._asked += 1
         try:
             response = await self._origin.send(request)
         except OriginUnreachable as error:
-            self.has_asked = had_asked or error.may_be_done
+            self._asked -= not error.may_be_done
             raise
         async with response:
             answer = await response.read(ANSWER_SIZE_BYTES_MAX)
@@ -169,6 +193,15 @@ class Probe:
             made = response.headers.get("etag") if method == "PUT" and not query else text_of(answer, "ETag")
             self._etag = made or self._etag
         return response.status, answer
+
+
+async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Side by side. Where one fails, the other is over before that is raised: what it makes can be removed then."""
+    one, other = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    await asyncio.gather(one, other, return_exceptions=True)
+    if one.exception() is not None:
+        other.exception()  # retrieved: asyncio would complain of it
+    return one.result(), other.result()
 
 
 def _meaning_of_failing(status: int, answer: bytes) -> Honoured:

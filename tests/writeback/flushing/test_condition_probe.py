@@ -28,7 +28,7 @@ from gateway.writeback.journal.records import BucketCapabilities, Conditions, Ex
 from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
-from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.writeback import key
@@ -98,6 +98,24 @@ def test_each_kind_of_request_is_found_out(put: str, complete: str, delete: str)
         assert not bucket.objects
         assert not bucket.uploads
         assert {call.key for call in origin.calls} == {AT.key}
+
+    asyncio.run(scenario())
+
+
+def test_a_probe_takes_eleven_times_what_one_request_takes() -> None:
+    """What belongs to the upload goes beside what belongs to the object: the first flush to a bucket waits for it."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        origin = MemoryOrigin(clock)
+        origin.create_bucket("bucket")
+        origin.inject(lambda _: True, Delay(10.0), times=None)
+        probing = asyncio.create_task(Probe(origin, AT, "slot").run(7.0))
+        while not probing.done():
+            await clock.advance(1.0)
+        assert await probing == ALL_HONOURED
+        assert len(origin.calls) == 14
+        assert clock.monotonic() <= 11 * 10.0 + 1.0
 
     asyncio.run(scenario())
 
@@ -320,6 +338,36 @@ class Closed:
     async def send(self, request: OriginRequest) -> MemoryResponse:
         self.refused += 1
         raise OriginUnreachable("connection refused", may_be_done=False)
+
+
+class HalfClosed(Closed):
+    """One to which only what is about uploads gets; that is told of everything else when the first has been sent."""
+
+    def __init__(self, origin: MemoryOrigin) -> None:
+        super().__init__(origin)
+        self._reached = asyncio.Event()
+
+    async def send(self, request: OriginRequest) -> MemoryResponse:
+        if request.query:
+            self._reached.set()
+            return await self._origin.send(request)
+        await self._reached.wait()
+        return await super().send(request)
+
+
+def test_one_request_that_never_got_there_says_nothing_of_the_one_beside_it() -> None:
+    """The upload may have been begun."""
+
+    async def scenario() -> None:
+        origin = MemoryOrigin(ManualClock())
+        origin.create_bucket("bucket")
+        origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Unreachable(late=True))
+        half = HalfClosed(origin)
+        probe = Probe(cast("Origin", half), AT, "slot")
+        assert await probe.run(7.0) is None
+        assert probe.has_asked
+
+    asyncio.run(scenario())
 
 
 def test_a_probe_that_never_got_there_has_left_nothing(tmp_path: Path) -> None:
