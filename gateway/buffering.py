@@ -23,7 +23,6 @@ from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
-from gateway.writeback.bounds.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
@@ -49,7 +48,7 @@ class Bounding:
 
     slots: Slots
     clock: Clock
-    observer: BoundsObserver
+    observer: WritebackMetrics
 
 
 @asynccontextmanager
@@ -69,6 +68,7 @@ async def opened_buffer(
         )
     except BufferUnavailable as error:
         raise StoreUnavailable(str(error)) from error
+    buffer.journal.observe(bounding.observer.journal_failing)
     if isinstance(blocks, BlockCache) and any(slot.write == "back" for slot in bounding.slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:

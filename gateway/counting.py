@@ -58,6 +58,7 @@ from gateway.metrics import (
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
     WRITEBACK_JOURNAL_BYTES,
+    WRITEBACK_JOURNAL_STATE,
     WRITEBACK_NOT_FLUSHED,
     WRITEBACK_OLDEST_SECONDS,
     WRITEBACK_OPEN_UPLOAD_BYTES,
@@ -285,6 +286,11 @@ class WritebackMetrics:
         WRITEBACK_REMEMBERED.set(ended_uploads, "ended-upload")
         WRITEBACK_REMEMBERED.set(own_writes, "own-write")
         WRITEBACK_JOURNAL_BYTES.set(size_bytes)
+
+    def journal_failing(self, is_failing: bool) -> None:
+        """Whether the journal takes nothing of this process now."""
+        WRITEBACK_JOURNAL_STATE.set(int(is_failing), "failing")
+        WRITEBACK_JOURNAL_STATE.set(int(not is_failing), "well")
 
 
 class SmallAnswerMetrics:

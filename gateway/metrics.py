@@ -329,6 +329,13 @@ WRITEBACK_JOURNAL_BYTES = Gauge(
     "The size of the write-back journal and its log on the disk. The file does not shrink: room in it is used again.",
     latest=True,
 )
+WRITEBACK_JOURNAL_STATE = Gauge(
+    "forebay_writeback_journal_state_processes",
+    "processes",
+    ("state",),
+    "Processes that have the write-back journal open, by what it takes of them now. state: well, or failing (a commit "
+    "has failed in the disk: nothing is acknowledged by them, or flushed, until it is tried again with success).",
+)
 
 SNAPSHOT_REFUSALS = Counter(
     "forebay_snapshot_refusals_total",

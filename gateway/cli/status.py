@@ -36,6 +36,9 @@ def show_status(document: dict[str, Any]) -> None:
     console.print(f"cache {cache['directory']}: {used} of {capacity} in use, {ratio}", soft_wrap=True)
     if cache["disk"]["state"] != "well":
         console.print(f"disk: {DISK_STATES[cache['disk']['state']]}", style="bold red", soft_wrap=True)
+    if failing := cache["disk"]["journal_failing_processes"]:
+        text = "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: "
+        console.print(f"{text}{failing}", style="bold red", soft_wrap=True)
     if gateway["closed"]:
         console.print(gateway["closed"], style="red", soft_wrap=True)
     if cache["scrub"] is not None:

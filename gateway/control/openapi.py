@@ -62,6 +62,11 @@ _DISK = {
             "additionalProperties": {"type": "integer"},
             "description": "how many processes have found what",
         },
+        "journal_failing_processes": {
+            "type": "integer",
+            "description": "of how many processes the write-back journal takes nothing now: they acknowledge and flush "
+            "nothing until it is tried again with success",
+        },
     },
 }
 _SCRUB = {

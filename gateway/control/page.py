@@ -35,6 +35,7 @@ def render(status: dict[str, Any]) -> str:
             f"{cache['directory']}, {size_text(cache['usage_bytes'])} of {size_text(cache['capacity_bytes'])} in use",
         ),
         ("disk", cache["disk"]["state"]),
+        *([("write-back journal", "takes nothing now")] if cache["disk"]["journal_failing_processes"] else []),
         ("bytes from cache", _ratio(cache["hit_ratio"])),
     ]
     processes = [

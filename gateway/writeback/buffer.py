@@ -75,14 +75,12 @@ class WritebackBuffer:
         StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
         bounded = [slot for slot in slots if slot.write == "back"]
-        threads = BufferThreads(THREADS)
+        threads, clock = BufferThreads(THREADS), clock or SystemClock()
         try:
-            now = Moment.of(clock or SystemClock())
-            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], now)
+            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
         except BaseException:
             threads.shut_down()
             raise
-        clock = clock or SystemClock()
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
         return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock)
 
@@ -220,11 +218,14 @@ class WritebackBuffer:
 
     @asynccontextmanager
     async def _or_refused(self, parts: Sequence[Part]) -> AsyncIterator[None]:
-        """The files of new parts go where it is certain that the journal does not name them."""
+        """The files of new parts go where it is certain that the journal does not name them: now, or later."""
         try:
             yield
         except BufferRefused:
             await self._remove(parts)
+            raise
+        except BufferUnavailable:
+            self.journal.in_doubt += [part.file.name for part in parts if part.file.is_here]
             raise
 
     async def _remove(self, parts: Sequence[Part]) -> None:
@@ -248,7 +249,7 @@ class _Files:
     reserve: ReserveFile
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _Files:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -257,8 +258,8 @@ def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _F
         for name in names:
             staging.remove(name)
 
-    journal = Journal(directory, remove, worker)
-    journal.take_over(now)
+    journal = Journal(directory, remove, worker, clock)
+    journal.take_over(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
         return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))

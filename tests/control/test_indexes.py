@@ -34,7 +34,7 @@ def status_of(found: IndexStatus) -> dict[str, Any]:
     return {
         "gateway": gateway,
         "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
-        "cache": cache | {"disk": {"state": "well"}},
+        "cache": cache | {"disk": {"state": "well", "journal_failing_processes": 0}},
         "pins": [],
         "frozen": [],
         "slots": [],

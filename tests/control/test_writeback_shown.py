@@ -41,7 +41,7 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
     return {
         "gateway": gateway,
         "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
-        "cache": cache | {"disk": {"state": "well"}},
+        "cache": cache | {"disk": {"state": "well", "journal_failing_processes": 0}},
         **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
         "writeback": None if slots is None else {"slots": slots, "buckets": [BUCKET, BUCKET | {"md5_etags": False}]},
     }

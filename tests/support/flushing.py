@@ -64,6 +64,9 @@ class Observer:
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
         self.damages.append(name.rpartition("/")[2])
 
+    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        """Nothing to be done."""
+
     def expired(self, write: Write, reason: str) -> None:
         self.expiries.append(write.key.key)
 

@@ -92,6 +92,9 @@ class Silent:
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
         assert self.damages, reason
 
+    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        """Nothing to be done."""
+
     def expired(self, pending: Write, reason: str) -> None:
         assert self.expiries, f"{pending.key}: {reason}"
 

@@ -261,7 +261,7 @@ class SlotBounds:
 
     def _disk_takes(self, size_bytes: int) -> bool:
         now = self._shared.clock.monotonic()
-        if now < self.trouble_until:
+        if now < self.trouble_until or self._shared.journal.has_failed:
             return False
         with suppress(OSError):  # then it takes nothing
             return self._shared.disk.takes(on_disk(self._shared.reservations.total_of_all() + size_bytes), now)

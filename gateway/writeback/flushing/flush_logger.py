@@ -91,6 +91,16 @@ class FlushLogger:
                 **self._failing.left_out(),
             )
 
+    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        if self._failing.may_tell():
+            _log.error(
+                "a write cannot be looked after, and stays here",
+                object=name,
+                slot=slot,
+                reason=reason,
+                **self._failing.left_out(),
+            )
+
     def goes_on(self, write: Write) -> None:
         if self._going_on.may_tell():
             _log.info(

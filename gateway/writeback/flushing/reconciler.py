@@ -139,6 +139,9 @@ class FlushObserver(Protocol):
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
         """What lies here is not what was acknowledged: kept, and not sent."""
 
+    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        """Something failed on this node, and is tried again."""
+
     def expired(self, write: Write, reason: str) -> None:
         """An open upload has ended, which nobody had completed."""
 
@@ -224,7 +227,8 @@ class Reconciler:
                 while True:
                     with suppress(BufferUnavailable):  # whoever writes to it learns of it
                         await self._set_right()
-                        self._journal.read(self.look)
+                        if not self._journal.has_failed:  # else nothing can be noted of what the origin is sent
+                            self._journal.read(self.look)
                     await self._notifier.wait()
         finally:
             await self._stop(tidying)
@@ -302,9 +306,7 @@ class Reconciler:
         except BufferDamaged as error:
             await self._quarantine(slot, due, str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
-            _log.error(
-                "a write cannot be looked after, and stays here", object=str(due.key), slot=slot, reason=repr(error)
-            )
+            self._tools.observer.not_looked_after(str(due.key), slot, repr(error))
             await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
         finally:
             lane.end(priority, due.id)

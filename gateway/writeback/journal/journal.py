@@ -3,7 +3,9 @@
 Changes run on the journal's own thread. Those that wait while a commit is under way share the next one (group commit),
 each in a savepoint of its own, so that one that fails takes no other with it. A change is acknowledged when it is on
 disk: SQLite has synced its log (`synchronous = FULL`). Once a commit has failed in the disk, the journal takes nothing
-more in this process: what a later sync says of what an earlier one has lost is not believed.
+more by this connection: what a later sync says of what an earlier one has lost is not believed. It is opened anew after
+a pause, and the first commit of the new connection decides: SQLite writes it where the one that failed lies in the log,
+so that this one has happened by then, or never will. Pauses grow.
 
 Reads are microseconds, wait for nobody, and may run on the event loop.
 """
@@ -11,6 +13,8 @@ Reads are microseconds, wait for nobody, and may run on the event loop.
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.clock import Moment
+import structlog
+
+from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.records import Part
@@ -38,6 +44,18 @@ PARTS_AT_ONCE = 32
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
 """What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
 
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""What no new connection mends: the next start says what to do."""
+
+PAUSE_SECONDS = 1.0
+PAUSE_SECONDS_MAX = 60.0
+"""Before the journal is opened anew; twice as long each time."""
+
+STEADY_SECONDS = 300.0
+"""A failure that comes back sooner than this goes on with the pauses where they were."""
+
+_log = structlog.get_logger("forebay.writeback")
+
 _Waiting = tuple[Callable[[JournalTransaction], Any], "Future[Any]"]
 
 
@@ -47,12 +65,15 @@ class Journal:
     `freed` is given the files that nothing refers to once that is durable.
     """
 
-    def __init__(self, directory: Path, freed: Callable[[list[str]], None], worker: int = 0) -> None:
-        path = str(directory / "journal")
+    def __init__(
+        self, directory: Path, freed: Callable[[list[str]], None], worker: int = 0, clock: Clock | None = None
+    ) -> None:
+        self._path = str(directory / "journal")
         try:
-            self._writer = connect(path)
+            self._writer = connect(self._path)
             prepare(self._writer)
-            self._reader = connect(path)
+            self._reader = connect(self._path)
+            self._inode = _inode(self._path)
             self.pending_keys = PendingKeyFilter(directory / "presence")
         except (sqlite3.Error, OSError) as error:
             raise BufferUnavailable(f"the write-back journal in {directory} cannot be opened: {error}") from error
@@ -62,9 +83,29 @@ class Journal:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._removed: list[str] = []
-        self._failure: BufferRefused | None = None
+        self.in_doubt: list[str] = []
+        """Staged files that a change names of which nobody knows whether it has happened: those that the journal does
+        not know go once that is certain. Event loop only."""
+        self._failure: str | None = None
+        self._is_damaged = False
+        self._is_ending = False
+        self._clock = clock or SystemClock()
+        self._mending: asyncio.Task[None] | None = None
+        self._pause_seconds = PAUSE_SECONDS
+        self._mended_at = -math.inf
+        self._observe: Callable[[bool], None] = lambda _: None
         self.make_room: Callable[[], bool] = lambda: False
         """Asked when the disk is full: whether it is worth trying again."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it takes no change now: a commit has failed in the disk."""
+        return self._failure is not None
+
+    def observe(self, tell: Callable[[bool], None]) -> None:
+        """Have somebody told whether it takes no change: now, and when that has changed. Event loop only."""
+        self._observe = tell
+        tell(self.has_failed)
 
     # Reads
 
@@ -112,7 +153,9 @@ class Journal:
             first = len(self._waiting) == 1
         if first:
             self._thread.submit(self._commit_waiting)
-        return await asyncio.shield(asyncio.wrap_future(future))
+        outcome = asyncio.wrap_future(future)
+        outcome.add_done_callback(self._mend_if_failed)
+        return await asyncio.shield(outcome)
 
     def recover(self, now: Moment | float) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
@@ -154,6 +197,9 @@ class Journal:
         """Every read raises BufferUnavailable from now on. Event loop only, for so are reads: closing under one of them
         would end the process.
         """
+        self._is_ending = True
+        if self._mending is not None:
+            self._mending.cancel()
         self._reader.close()
 
     def close(self) -> None:
@@ -169,6 +215,8 @@ class Journal:
             if self._waiting:
                 self._thread.submit(self._commit_waiting)
         try:
+            if self._failure is not None:
+                raise BufferRefused(f"the write-back journal takes nothing now: {self._failure}")
             tx, outcomes = self._commit_with_room(batch)
         except (sqlite3.Error, BufferUnavailable) as error:
             failure = self._failed(error)
@@ -203,8 +251,6 @@ class Journal:
         return tx, self._commit(tx, batch)
 
     def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
-        if self._failure is not None:
-            raise self._failure
         with self._transaction():
             tx.removed(self._removed)
             outcomes = [self._carry_out(tx, step) for step, _ in batch]
@@ -254,8 +300,58 @@ class Journal:
         failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
         failure.__cause__ = error
         if not passes:
-            self._failure = BufferRefused(f"the write-back journal takes nothing any more: {error}")
+            self._is_damaged = _primary_code(error) in _DAMAGED
+            self._failure = str(error)
         return failure
+
+    # After a commit has failed in the disk
+
+    def _mend_if_failed(self, _: asyncio.Future[Any]) -> None:
+        if self._failure is None or self._mending is not None or self._is_ending:
+            return
+        self._mending = asyncio.create_task(self._mend(), name="write-back journal")
+        self._observe(True)
+        _log.error(
+            "the write-back journal takes nothing: it is damaged, start the gateway again"
+            if self._is_damaged
+            else "the write-back journal takes nothing until the disk takes and syncs what is written; tried again",
+            error=self._failure,
+        )
+
+    async def _mend(self) -> None:
+        if self._is_damaged:
+            return  # told once: this stays the journal's task
+        if self._clock.monotonic() - self._mended_at >= STEADY_SECONDS:
+            self._pause_seconds = PAUSE_SECONDS
+        try:
+            while self._failure is not None:
+                await self._clock.sleep(self._pause_seconds)
+                self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+                if await asyncio.wrap_future(self._thread.submit(self._reopen, names := self.in_doubt[:])):
+                    del self.in_doubt[: len(names)]
+        finally:
+            self._mending = None
+        self._mended_at = self._clock.monotonic()
+        self._observe(False)
+        self.pending_keys.bump_version()
+        _log.info("the write-back journal takes changes again")
+
+    def _reopen(self, in_doubt: Sequence[str]) -> bool:
+        """Take changes again where a new connection's commit succeeds. In the journal's thread, as all changes."""
+        try:
+            if _inode(self._path) != self._inode:
+                raise OSError("another file lies where the journal was")
+            self._writer.close()
+            self._writer = connect(self._path)
+            self._commit_with_room([(JournalTransaction.count_reopening, Future())])
+            tx = JournalTransaction(self._writer, self.pending_keys)
+            unknown = tx.unknown_files(in_doubt) if in_doubt else ()
+        except (sqlite3.Error, OSError) as error:
+            self._failure = str(error)
+            return False
+        self._failure = None
+        self._remove(unknown)
+        return True
 
     def _tidy(self) -> None:
         try:
@@ -266,6 +362,12 @@ class Journal:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Which file it is: where another file system was mounted, a new journal would know nothing of the old one's."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def _primary_code(error: Exception) -> int:

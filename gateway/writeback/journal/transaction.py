@@ -522,6 +522,11 @@ class JournalTransaction(Rows):
         self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
         self._rows.execute("UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3", (now,))
 
+    def count_reopening(self) -> None:
+        """Something is written, whatever else is."""
+        counted = "ON CONFLICT (name) DO UPDATE SET value = value + 1"
+        self._rows.execute(f"INSERT INTO node VALUES ('reopenings', 1) {counted}")
+
     def forget_ended(self, now: Moment | float, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
         """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
         old, moment = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?", Moment.at_wall(now)

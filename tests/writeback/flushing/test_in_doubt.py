@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.clock import Moment
-from gateway.errors import BufferRefused, BufferUnavailable
+from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
@@ -462,7 +462,7 @@ def test_without_a_journal_the_origin_is_not_asked(tmp_path: Path) -> None:
     """An upload that could not be written down would be forgotten."""
 
     async def scenario(node: Node) -> None:
-        node.journal._failure = BufferRefused("the disk is broken")
+        node.journal._failure = "the disk is broken"
         with pytest.raises(BufferUnavailable):
             async with in_doubt(node.journal, AT, "slot", node.clock):
                 raise AssertionError("asked")

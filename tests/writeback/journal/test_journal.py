@@ -16,20 +16,25 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.clock import Clock
 from gateway.errors import BufferRefused, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
-from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.schema import BUSY_SECONDS_MAX
+from gateway.writeback.journal.journal import STEADY_SECONDS, Journal
+from gateway.writeback.journal.schema import BUSY_SECONDS_MAX, connect
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.view import JournalView
+from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part, pending, upload
 
 
-def with_journal(path: Path, scenario: Callable[[Journal, list[str]], Coroutine[Any, Any, None]]) -> None:
+def with_journal(
+    path: Path, scenario: Callable[[Journal, list[str]], Coroutine[Any, Any, None]], clock: Clock | None = None
+) -> None:
     async def run() -> None:
         freed: list[str] = []
-        journal = Journal(path, freed.extend)
+        journal = Journal(path, freed.extend, clock=clock)
         try:
             await scenario(journal, freed)
         finally:
@@ -209,24 +214,98 @@ def test_files_are_given_back_after_the_commit(tmp_path: Path) -> None:
     with_journal(tmp_path, scenario)
 
 
-def test_after_a_commit_that_failed_in_the_disk_nothing_is_believed(tmp_path: Path) -> None:
-    """No later commit of this process is acknowledged, whatever the disk says then; reads go on."""
+def test_after_a_commit_that_failed_in_the_disk_its_connection_is_not_believed(tmp_path: Path) -> None:
+    """No later commit of it is acknowledged, whatever the disk says then; reads go on."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
         await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "kept")))
-        real, journal._writer = (
-            journal._writer,
-            cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_IOERR_FSYNC)),
-        )
-        with pytest.raises(BufferUnavailable):
-            await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
-        journal._writer = real
-        with pytest.raises(BufferUnavailable):
+        await fail(journal, sqlite3.SQLITE_IOERR_FSYNC)
+        with pytest.raises(BufferRefused):
             await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
         assert latest(journal, key("a")) is not None
         assert latest(journal, key("b")) is None
 
     with_journal(tmp_path, scenario)
+
+
+def test_a_journal_that_has_failed_takes_changes_again_when_the_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a new connection, whose first commit shows it; after 1, 2, 4, … 60 seconds. Told once, and once at the end.
+    Files of what may have happened go when it is certain that it has not."""
+    tries: list[float] = []
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        told: list[bool] = []
+        journal.observe(told.append)
+        await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "kept")))
+
+        def tried(path: str) -> sqlite3.Connection:
+            tries.append(clock.monotonic())
+            return failing(connect(path)) if len(tries) < 9 else connect(path)
+
+        monkeypatch.setattr("gateway.writeback.journal.journal.connect", tried)
+        with capture_logs() as lines:
+            await fail(journal, sqlite3.SQLITE_IOERR_WRITE)
+            journal.in_doubt += ["lost", "kept"]
+            while len(tries) < 9:
+                with pytest.raises(BufferRefused):
+                    await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+                version = journal.pending_keys.version()
+                await let_pass(journal, clock, 1.0)
+        assert tries == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0]
+        assert (told, [line["log_level"] for line in lines]) == ([False, True, False], ["error", "info"])
+        assert freed == ["lost"]
+        assert journal.pending_keys.version() != version
+        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "taken")))
+        assert latest(journal, key("b")) is not None
+        await fail(journal, sqlite3.SQLITE_IOERR_WRITE)
+        await let_pass(journal, clock, 59.0)
+        assert journal.has_failed, "it was well for a moment only: the pauses go on"
+        await let_pass(journal, clock, 1.0)
+        assert not journal.has_failed
+        await let_pass(journal, clock, STEADY_SECONDS)
+        await fail(journal, sqlite3.SQLITE_IOERR_WRITE)
+        await let_pass(journal, clock, 1.0)
+        assert not journal.has_failed
+
+    clock = ManualClock()
+    with_journal(tmp_path, scenario, clock)
+
+
+def test_what_lies_where_the_journal_was_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Another file system was mounted there, or nothing is there: no new journal is begun under a running gateway."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await fail(journal, sqlite3.SQLITE_IOERR_WRITE)
+        (tmp_path / "journal").rename(tmp_path / "elsewhere")
+        await let_pass(journal, clock, 1.0)
+        assert (journal.has_failed, (tmp_path / "journal").exists()) == (True, False)
+        (tmp_path / "journal").write_bytes(b"")
+        await let_pass(journal, clock, 2.0)
+        assert (journal.has_failed, (tmp_path / "journal").stat().st_size) == (True, 0)
+        (tmp_path / "elsewhere").replace(tmp_path / "journal")
+        await let_pass(journal, clock, 4.0)
+        assert not journal.has_failed
+
+    clock = ManualClock()
+    with_journal(tmp_path, scenario, clock)
+
+
+def test_a_damaged_journal_is_not_opened_again(tmp_path: Path) -> None:
+    """Each commit might make it worse: the next start says what to do."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        with capture_logs() as lines:
+            await fail(journal, sqlite3.SQLITE_CORRUPT)
+            await let_pass(journal, clock, 1000.0)
+            with pytest.raises(BufferRefused):
+                await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+        assert journal.has_failed
+        assert ["damaged" in line["event"] for line in lines] == [True]
+
+    clock = ManualClock()
+    with_journal(tmp_path, scenario, clock)
 
 
 def test_a_full_disk_passes(tmp_path: Path) -> None:
@@ -280,6 +359,27 @@ def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
             other.close()
 
     with_journal(tmp_path, scenario)
+
+
+def failing(real: sqlite3.Connection, code: int = sqlite3.SQLITE_IOERR_WRITE) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, _Failing(real, code))
+
+
+async def fail(journal: Journal, code: int) -> None:
+    """The next commit fails in the disk."""
+    journal._writer = failing(journal._writer, code)
+    with pytest.raises(BufferUnavailable) as raised:
+        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+    assert not isinstance(raised.value, BufferRefused), "it may have happened"
+    await asyncio.sleep(0)
+
+
+async def let_pass(journal: Journal, clock: ManualClock, seconds: float) -> None:
+    """Each second, and what the journal's thread then does."""
+    for _ in range(round(seconds)):
+        await clock.advance(1.0)
+        await asyncio.wrap_future(journal._thread.submit(lambda: None))
+        await clock.advance(0.0)
 
 
 class _Failing:
