@@ -238,10 +238,13 @@ class Reconciler:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
-        for name in tx.lanes():
-            lane = self._lanes.setdefault(name, Lane())
+        for name, first_due_at in tx.lanes().items():
+            due = {priority for priority, at in first_due_at.items() if at <= now}
+            if not due:
+                continue
+            lane = self._lanes.get(name) or self._lanes.setdefault(name, Lane())
             for priority in lane.priorities():
-                room = lane.room(priority, monotonic)
+                room = lane.room(priority, monotonic) if priority in due else 0
                 if room > 0:
                     self._start_due(tx, name, lane, priority, now, room)
 

@@ -507,8 +507,8 @@ class JournalTransaction(Rows):
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.mark_in_doubt(one.id, moment)
         late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
-        for slot, bucket in self.lanes():
-            for priority in Priority:  # by the index: what is due soon is not looked at
+        for (slot, bucket), priorities in self.lanes().items():
+            for priority in priorities:  # by the index: what is due soon is not looked at
                 from_at = late["retry"] if priority > Priority.LARGE else moment.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "

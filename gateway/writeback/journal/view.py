@@ -239,17 +239,19 @@ class JournalView:
 
     # What is due
 
-    def lanes(self) -> Sequence[tuple[str, str]]:
-        """The slots, and buckets in them, in which something is, or will be, due."""
-        found: list[tuple[str, str]] = []
-        due = "SELECT slot, bucket FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
-        # Not by (slot, bucket) > (?, ?): that reads the whole lane.
-        beside = f"{due} slot = ? AND bucket > ? ORDER BY bucket LIMIT 1"
-        behind = f"{due} slot > ? ORDER BY slot, bucket LIMIT 1"
-        last = ("", "")
-        while (row := self._row(beside, *last) or self._row(behind, last[0])) is not None:
-            last = (row[0], row[1])
-            found.append(last)
+    def lanes(self) -> Mapping[tuple[str, str], Mapping[Priority, float]]:
+        """The slots, and buckets in them, in which something is, or will be, due: by priority, when the first of it."""
+        found: dict[tuple[str, str], dict[Priority, float]] = {}
+        due = "SELECT slot, bucket, priority, due_at FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
+        # Not by (slot, bucket, priority) > (?, ?, ?): that reads the whole lane.
+        within = f"{due} slot = ? AND bucket = ? AND priority > ? ORDER BY priority, due_at LIMIT 1"
+        beside = f"{due} slot = ? AND bucket > ? ORDER BY bucket, priority, due_at LIMIT 1"
+        behind = f"{due} slot > ? ORDER BY slot, bucket, priority, due_at LIMIT 1"
+        row = self._row(behind, "")
+        while row is not None:
+            slot, bucket, priority, due_at = row
+            found.setdefault((slot, bucket), {})[Priority(priority)] = due_at
+            row = self._row(within, *row[:3]) or self._row(beside, slot, bucket) or self._row(behind, slot)
         return found
 
     def due(

@@ -524,7 +524,8 @@ def test_what_is_due_comes_by_lane_and_priority_in_the_order_of_its_time(tx: Jou
     opened_with(tx, key("open"), 1)
     kept = tx.acknowledge(pending(key("kept"), "k"))
     tx.keep(kept.id, "others")
-    assert tx.lanes() == [LANE]
+    first_due_at = {Priority.URGENT: NOW + 1, Priority.SMALL: 1.0, Priority.LARGE: 1.0, Priority.UPLOAD: NOW}
+    assert tx.lanes() == {LANE: first_due_at}
     assert [one.key.key for one in tx.due(LANE, Priority.SMALL, NOW, 10)] == ["a", "b"]
     assert [one.id for one in tx.due(LANE, Priority.SMALL, NOW, 1)] == [small[1].id]
     assert [one.id for one in tx.due(LANE, Priority.LARGE, NOW, 10)] == [large.id]
