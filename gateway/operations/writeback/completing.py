@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gateway import cancellation
 from gateway.clock import Moment
 from gateway.errors import OriginAnswered, S3Error
 from gateway.objects import ObjectKey
@@ -20,7 +19,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.operations.writeback.expected_version import current_expected_version, goes_through_unseen
-from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.flush_wait import FlushWait, until_next_look
 from gateway.operations.writeback.parts import check_owner, no_such_upload
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions, is_condition, names_encryption
 from gateway.operations.writeback.write_through import goes_through, with_retries
@@ -139,8 +138,6 @@ def _result(key: ObjectKey, made: Completion) -> bytes:
 PATIENCE_SECONDS = 1800.0
 """An origin may work for minutes at a large object, and parts may have to be sent first."""
 
-_LOOK_SECONDS = 0.02
-
 
 async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
     """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
@@ -153,13 +150,12 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
             "ServiceUnavailable",
             "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
         )
-    deadline = clock.monotonic() + PATIENCE_SECONDS
-    while clock.monotonic() < deadline:
+    began = clock.monotonic()
+    while clock.monotonic() < began + PATIENCE_SECONDS:
         ended = buffer.look(lambda tx: _outcome(tx, context.object_key, upload_id, token))
         if ended is not None:
             return ended
-        with cancellation.turn():
-            await clock.sleep(_LOOK_SECONDS)
+        await until_next_look(clock, began)
     raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
 
 

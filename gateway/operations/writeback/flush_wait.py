@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway import cancellation
+from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 20.0
 """Clients give up after some 60 seconds; a 503 before that has them try again."""
 
-_LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.01
+LOOK_SECONDS_MAX = 0.1
+"""From one look at the journal to the next. In between, a tenth of what has been waited: who waits for long is answered
+little later, and costs much less."""
+
 _PATIENT_LOOKS = 2
 """After so many it is asked for: there is much before it."""
 
@@ -74,7 +79,7 @@ class FlushWait:
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
         """Of what was acknowledged under a key as `sequence`, and before it."""
-        looks = 0
+        looks, began = 0, self._clock.monotonic()
         while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
             if first.state is State.CONFLICT:
                 raise conflict(key)
@@ -84,8 +89,13 @@ class FlushWait:
                 with suppress(BufferUnavailable):  # it comes in its turn, then
                     await self._buffer.prioritise(key)
             looks += 1
-            with cancellation.turn():
-                await self._clock.sleep(_LOOK_SECONDS)
+            await until_next_look(self._clock, began)
+
+
+async def until_next_look(clock: Clock, began: float) -> None:
+    """Between two looks at the journal of somebody who has waited since a time of the monotonic clock."""
+    with cancellation.turn():
+        await clock.sleep(min(max(LOOK_SECONDS, (clock.monotonic() - began) / 10), LOOK_SECONDS_MAX))
 
 
 def conflict(key: ObjectKey) -> S3Error:

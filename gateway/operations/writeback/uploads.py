@@ -17,14 +17,13 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway import cancellation
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.bodies import leaves_to_the_origin
 from gateway.operations.writeback.expected_version import ExpectedVersionQuery, is_for_want_of_rights
-from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS
+from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS, until_next_look
 from gateway.operations.writeback.parts import check_owner, no_such_upload, number_of, upload_of
 from gateway.operations.writeback.write_back_policy import (
     check_stored,
@@ -206,8 +205,6 @@ def _initiated(upload: Write) -> bytes:
 
 LISTED_PARTS_MAX = 1000
 
-_LOOK_SECONDS = 0.02
-
 _XML = ("content-type", "application/xml")
 
 
@@ -217,13 +214,12 @@ async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
     found = upload_of(context, buffer)
     await check_owner(context, found)
     clock = context.services.clock
-    deadline = clock.monotonic() + PATIENCE_SECONDS
+    began = clock.monotonic()
     while not await buffer.abort(found.upload_id or ""):
         while buffer.look(lambda tx: _is_being_completed(tx, found)):
-            if clock.monotonic() >= deadline:
+            if clock.monotonic() >= began + PATIENCE_SECONDS:
                 raise s3_error("ServiceUnavailable", "The upload is just being completed: try again.")
-            with cancellation.turn():
-                await clock.sleep(_LOOK_SECONDS)
+            await until_next_look(clock, began)
         if buffer.look(lambda tx: tx.upload(found.upload_id or "")) is None:
             raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")

@@ -215,7 +215,12 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has not been told yet is told that nobody knows; and what the origin has by that is this node's doing."""
-    monkeypatch.setattr(completing, "_LOOK_SECONDS", 0.5)
+    ended = asyncio.Event()
+
+    async def until_it_has_ended(*_: object) -> None:
+        await ended.wait()
+
+    monkeypatch.setattr(completing, "until_next_look", until_it_has_ended)
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
@@ -229,6 +234,7 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
 
         await eventually(lambda: client.buffer.look(is_unclear))
         await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        ended.set()
         await asked
         own = client.buffer.look(lambda tx: tx.last_own_write(key("back/m")))
         assert own is not None
