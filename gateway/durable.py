@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def set_aside(path: Path, size_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
     finally:
         os.close(descriptor)
+
+
+def check_room(directory: Path, size_bytes: int) -> None:
+    """Return when the file system of a directory takes so many bytes more: OSError when it does not.
+
+    Free space that the kernel tells of is no answer: a quota may allow less.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
 
 
 def map_shared(path: Path, size_bytes: int) -> mmap.mmap:

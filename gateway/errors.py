@@ -205,15 +205,36 @@ _MISTAKES = frozenset(
 """No disk comes to this by itself: somebody has named the wrong place, or set the wrong rights."""
 
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A full disk, or a quota: what lies there can be read all the same."""
+
+_NO_ROOM_OF_SQLITE = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"})
+
+
 def is_mistake(error: BaseException) -> bool:
     """Whether a directory that cannot be opened is for a person to put right: a wrong place, or wrong rights."""
+    return _number_of(error) in _MISTAKES
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether the error, or what caused it, says that the disk is full."""
     cause: BaseException | None = error
     while cause is not None:
-        number = cause.errno if isinstance(cause, OSError) else getattr(cause, "code", None)  # lmdb.Error has a code
-        if number is not None:
-            return number in _MISTAKES
+        if getattr(cause, "sqlite_errorname", None) in _NO_ROOM_OF_SQLITE:
+            return True
         cause = cause.__cause__
-    return False
+    return _number_of(error) in _NO_ROOM
+
+
+def _number_of(error: BaseException) -> int | None:
+    """The system's number for it, as the error itself or the first of its causes that knows it says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        number: int | None = cause.errno if isinstance(cause, OSError) else getattr(cause, "code", None)  # lmdb.Error
+        if number is not None:
+            return number
+        cause = cause.__cause__
+    return None
 
 
 def opening_failure(what: str, error: Exception) -> StartupError | StoreUnavailable:

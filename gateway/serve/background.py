@@ -18,6 +18,7 @@ from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.child_context import ChildContext
+from gateway.serve.full_disk import use_reserve_when_full
 
 _GRACE_SECONDS = 5
 _PAUSE_SECONDS = 30
@@ -103,6 +104,7 @@ async def _keep_up(config: ChildConfig, lent: Holders, tried: asyncio.Event) -> 
     told = ""
     while True:
         await _while_closed(config, tried)
+        await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
             async with upkeep(
                 config.settings,

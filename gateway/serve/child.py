@@ -25,6 +25,7 @@ from gateway.logs import configure_logs
 from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
+from gateway.serve.full_disk import refusal_when_full
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
         _count_into(config, name)
         asyncio.run(_run(name, config, listeners, report, work or _work_of(name)))
     except StoreUnavailable as error:
-        _report(report, f"unusable {error}")
+        refusal = refusal_when_full(config.settings.cache.directory, error)
+        _report(report, f"unusable {error}" if refusal is None else f"failed {refusal}")
         sys.exit(1)
     except (ForebayError, OSError, ImportError) as error:
         _log.error("the process cannot go on", error=str(error), exc_info=not isinstance(error, ForebayError))

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.errors import StoreUnavailable, opening_failure
+from gateway.errors import StartupError, StoreUnavailable, opening_failure
+from gateway.serve.full_disk import refusal_when_full
 from gateway.serve.preparation import lock_directory, prepare_directory
 from gateway.serve.shared_directory import SHARED_MEMORY, name_by_path
 
@@ -31,15 +32,24 @@ def claim(directory: Path) -> tuple[int | None, str | None]:
         prepare_directory(directory)
         lock = lock_directory(directory)
     except StoreUnavailable as error:
-        report_closed(directory, str(error))
-        return None, str(error)
+        return None, leave_alone(directory, error)
     try:
         _heed_mark(directory)
     except StoreUnavailable as error:
         os.close(lock)
-        report_closed(directory, str(error))
-        return None, str(error)
+        return None, leave_alone(directory, error)
     return lock, None
+
+
+def leave_alone(directory: Path, error: Exception) -> str:
+    """Say, and return, why the directory is done without; StartupError where acknowledged writes are in it, and its
+    disk is not failing but full.
+    """
+    refusal = refusal_when_full(directory, error)
+    if refusal is not None:
+        raise StartupError(refusal) from error
+    report_closed(directory, str(error))
+    return str(error)
 
 
 def _heed_mark(directory: Path) -> None:

@@ -88,8 +88,7 @@ def lock_directory(directory: Path) -> int:
         raise opening_failure(f"cache.directory {directory}", error) from error
     try:
         _acquire(descriptor, directory)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        os.ftruncate(descriptor, os.pwrite(descriptor, b"%d\n" % os.getpid(), 0))  # in place: a full disk has no room
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):

@@ -9,7 +9,8 @@ import structlog
 from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
-from gateway.serve.claim import report_closed
+from gateway.serve.claim import leave_alone
+from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY
 
 _log = structlog.get_logger("forebay.serve")
@@ -24,11 +25,11 @@ def recover_buffer(settings: Settings) -> str | None:
     wanted = any(slot.write == "back" for slot in settings.slots)
     if not wanted and not directory.exists():
         return None
+    use_reserve_when_full(settings.cache.directory)
     try:
         _recover(directory, settings.origin.endpoint_url, wanted=wanted)
     except BufferUnavailable as error:
-        report_closed(settings.cache.directory, str(error))
-        return str(error)
+        return leave_alone(settings.cache.directory, error)
     return None
 
 

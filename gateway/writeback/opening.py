@@ -7,8 +7,9 @@ other buckets, of which nothing is known.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.schema import connect_reading, is_new
+from gateway.writeback.journal.view import JournalView
 
 FORMAT = b"forebay writeback 1\n"
 
@@ -86,6 +89,22 @@ def recover(directory: Path, now: Moment | float) -> Recovered:
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)
+
+
+def may_hold(directory: Path) -> bool:
+    """Whether a buffer that cannot be opened may hold what the origin does not have. Takes no room, changes nothing."""
+    journal, log = directory / "journal", directory / "journal-wal"
+    if not journal.exists():
+        return False
+    is_in_log = log.exists() and log.stat().st_size > 0
+    try:
+        with closing(connect_reading(str(journal), without_log=not is_in_log)) as connection:
+            if is_new(connection):
+                return False
+            view = JournalView(connection)
+            return any(view.counts()) or view.aborting_count() > 0
+    except sqlite3.Error:  # of the version before, or its log cannot be read: nobody knows
+        return True
 
 
 def keep_to_origin(directory: Path, endpoint_url: str, held: Recovered) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.serve.test_writeback import Client, at_origin, eventually, gateway_of
-from tests.support.disks import kill_disk, mortal_disk, mounted
+from tests.support.disks import fill_up, kill_disk, mortal_disk, mounted, small_disk
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import StrictOrigin
 from tests.support.writeback import body_bytes
@@ -100,3 +100,84 @@ def test_a_disk_that_dies_acknowledges_nothing_false(origin: StrictOrigin, tmp_p
         origin.start()
         eventually(lambda: (found := at_origin(origin, "kept")) is not None and found[1] == kept)
         assert client.ask("GET", "back/lost0").status_code == 404
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("end", ["in order", "killed"])
+def test_a_start_on_a_full_disk_goes_on_with_the_buffer(origin: StrictOrigin, tmp_path: Path, end: str) -> None:
+    """By what was set aside: what was acknowledged is read, and flushed, while nobody makes room (5.6, 2.4)."""
+    with (
+        small_disk(tmp_path / "disk", 256 * MIB) as disk,
+        gateway_with(origin, disk / "cache") as gateway,
+    ):
+        bodies = acknowledge_past_the_origin(origin, Client(gateway), disk)
+        gateway.terminate() if end == "in order" else gateway.kill()
+        fill_up(disk)
+        gateway.start()
+        client = Client(gateway)
+        assert "THERE IS NO CACHE" not in gateway.log
+        for name, body in bodies.items():
+            assert client.ask("GET", f"back/{name}").content == body
+        origin.start()
+        for name, body in bodies.items():
+            eventually(lambda: (found := at_origin(origin, name)) is not None and found[1] == body)  # noqa: B023
+
+
+@pytest.mark.root
+def test_a_start_without_any_room_is_refused(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Rather than that acknowledged objects are not there; and with some room again they all are."""
+    with (
+        small_disk(tmp_path / "disk", 256 * MIB) as disk,
+        gateway_with(origin, disk / "cache") as gateway,
+    ):
+        bodies = acknowledge_past_the_origin(origin, Client(gateway), disk)
+        gateway.terminate()
+        (disk / "cache" / "writeback" / "ballast").unlink()
+        others = fill_up(disk)
+        for _ in range(2):
+            with pytest.raises(AssertionError, match=r"cache\.directory .* is full .* make 4 MiB of room"):
+                gateway.start()
+            assert gateway.wait() == 1
+        assert "THERE IS NO CACHE" not in gateway.log
+        others.unlink()
+        gateway.start()
+        client = Client(gateway)
+        for name, body in bodies.items():
+            assert client.ask("GET", f"back/{name}").content == body
+
+
+@pytest.mark.root
+def test_a_worker_that_finds_no_room_does_not_end_the_buffer(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Killed on a disk that is full to the last byte: the others go on with what was acknowledged, until it is back."""
+    with (
+        small_disk(tmp_path / "disk", 256 * MIB) as disk,
+        gateway_with(origin, disk / "cache") as gateway,
+    ):
+        client = Client(gateway)
+        bodies = acknowledge_past_the_origin(origin, client, disk)
+        buffer = disk / "cache" / "writeback"
+        (buffer / "ballast").unlink()
+        others = fill_up(disk)
+        (buffer / "arriving").unlink()  # its room is freed when nobody has it mapped any more: none for another
+        killed = gateway.kill_worker(0)
+        eventually(lambda: "a process could not be started again" in gateway.log)
+        for name, body in bodies.items():
+            assert client.ask("GET", f"back/{name}").content == body
+        others.unlink()
+        gateway.wait_for_worker(0, other_than=killed)
+        for name, body in bodies.items():
+            assert client.ask("GET", f"back/{name}").content == body
+        assert "THERE IS NO CACHE" not in gateway.log
+
+
+def acknowledge_past_the_origin(origin: StrictOrigin, client: Client, disk: Path) -> dict[str, bytes]:
+    """Writes that this node alone has: names and bodies. The room for the journal is set aside."""
+    client.put("first", b"x")
+    client.put("k0", b"older")
+    eventually(lambda: (found := at_origin(origin, "k0")) is not None and found[1] == b"older")
+    eventually((disk / "cache" / "writeback" / "ballast").exists)
+    origin.stop()
+    bodies = {f"k{number}": os.urandom(100_000) for number in range(10)}
+    for name, body in bodies.items():
+        assert client.put(name, body).headers["x-forebay-cache"] == "absorbed"
+    return bodies

@@ -158,16 +158,22 @@ class Journal:
         return await asyncio.shield(outcome)
 
     def recover(self, now: Moment | float) -> tuple[int, int]:
-        """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
+        """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks.
+
+        BufferUnavailable when the disk does not take it.
+        """
         moment = Moment.at_wall(now)
         self._remove(self.read(lambda tx: tx.left_behind()))
         tx = JournalTransaction(self._writer, self.pending_keys)
-        with self._transaction():
-            tx.removed(self._removed)
-            while tx.forget_ended(moment):
-                pass
-            tx.recount()
-            tx.mark_all_in_doubt(moment)
+        try:
+            with self._transaction():
+                tx.removed(self._removed)
+                while tx.forget_ended(moment):
+                    pass
+                tx.recount()
+                tx.mark_all_in_doubt(moment)
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
         self._removed.clear()
         self._tidy()
         return self.read(lambda tx: tx.counts())

@@ -122,9 +122,13 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def connect_reading(path: str) -> sqlite3.Connection:
-    """A connection that changes nothing, to a journal that others have open. sqlite3.Error."""
-    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+def connect_reading(path: str, *, without_log: bool = False) -> sqlite3.Connection:
+    """A connection that changes nothing, to a journal that others have open. sqlite3.Error.
+
+    `without_log`: what its log holds is not seen, and no room is needed for a log and its index.
+    """
+    how = "mode=ro&immutable=1" if without_log else "mode=ro"
+    return sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _create_file(path: str) -> None:
