@@ -34,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load fuzz simulate check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root load fuzz simulate check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,7 +43,7 @@ demo: $(STAMPS)/demo  ## set up, then run a small training job directly and thro
 	@$(BIN)/forebay demo
 
 test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
-	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not slow and not root"  # on two cores, too: they wait for disks and processes
+	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not radosgw and not slow and not root"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
@@ -51,11 +51,14 @@ test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back: PYTEST_FLAGS=tests/clients/test_rclone.py for a part
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
 
+test-radosgw: $(STAMPS)/clients  ## in front of Ceph's radosgw (Debian: radosgw ceph-mon ceph-osd ceph-common)
+	$(PYTEST) -m "radosgw"
+
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
 	$(PYTEST) -m "torch"
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not root"  # they wait more than they compute
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not radosgw and not root"  # they wait more than they compute
 
 test-root: $(STAMPS)/test  ## what needs root: file systems that fill up, die or lose power, memory taken away
 	$(PYTEST) -n 2 --dist worksteal -m "root"
@@ -77,7 +80,7 @@ check: $(STAMPS)/dev  ## linter, formatter, types
 campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
-	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
+	$(call part,generated,,-m "not clients and not torch and not radosgw" --hypothesis-seed=$(SEED))
 	$(call part,growth,FOREBAY_GROWTH_EXAMPLES=100,--timeout=3600 --hypothesis-seed=$(SEED) tests/test_growth.py)
 	@[ -e $(DONE)/fuzz ] || { $(BIN)/python -m tests.fuzz.run --seconds 14400 --seed $(SEED) && touch $(DONE)/fuzz; }
 	@[ -e $(DONE)/simulation ] || { $(BIN)/python -m tests.simulation --seed $(SEED) --steps 1000000 --processes $(PROCESSES) --record $(DONE).simulation && touch $(DONE)/simulation; }

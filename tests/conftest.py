@@ -56,6 +56,7 @@ LEFT_OUT = {
     "root": ("need root (they mount file systems, cut the power, take memory away)", "sudo make test-root"),
     "torch": ("need PyTorch", "make test-torch"),
     "clients": ("run real S3 clients", "make test-clients"),
+    "radosgw": ("need Ceph's programs", "make test-radosgw"),
     "slow": ("take long (kills, large objects, long histories)", "make test-slow"),
 }
 """By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""
