@@ -44,6 +44,14 @@ class Moment:
             return self.monotonic - before.monotonic, True
         return self.at - before.at, False
 
+    def passed_since(self, before: Moment) -> float:
+        """Seconds that have passed since another one for certain, for what cannot be taken back.
+
+        Of an earlier boot only the time since this one began counts: the wall clock may be wrong until it is set.
+        """
+        seconds, is_certain = self.since(before)
+        return seconds if is_certain or not self.boot_id else min(seconds, self.monotonic)
+
 
 class Clock(Protocol):
     """What the gateway asks of time. Durations are monotonic; only signatures and answers need the wall."""

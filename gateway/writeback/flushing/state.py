@@ -519,7 +519,7 @@ class Progress:
         return self._rest(idle_seconds)
 
     def _idle_seconds(self) -> float:
-        return self.now.since(self.write.touched_then)[0]
+        return self.now.passed_since(self.write.touched_then)
 
     def _rest(self, idle_seconds: float) -> Sequence[Instruction]:
         look_seconds = (
@@ -637,7 +637,7 @@ class Progress:
     def _perhaps_ours(self) -> Sequence[Instruction]:
         """Found where one of ours may have been begun, whose answer was lost: so nothing was ever sent to ours."""
         asked = self.write.asked
-        waited_seconds = self.now.since(asked.begun)[0] if asked is not None else UNUSED_SECONDS
+        waited_seconds = self.now.passed_since(asked.begun) if asked is not None else UNUSED_SECONDS
         if waited_seconds < UNUSED_SECONDS:
             return self._end(Rest(max(1.0, min(UPLOAD_LOOK_SECONDS, UNUSED_SECONDS - waited_seconds))))
         return self._ask(_Step.FIND, Find())
@@ -647,7 +647,7 @@ class Progress:
             return self._end(Forget(f"it may be another writer's, and the bucket does not list its parts: {code}"))
         if self.write.origin_upload_id is None:
             begun = self.write.asked.begun if self.write.asked is not None else Moment(self.write.began_at)
-            waited_seconds, _ = self.now.since(begun)
+            waited_seconds = self.now.passed_since(begun)
             if code in _NOT_IMPLEMENTED or waited_seconds > UNLISTED_GIVEN_UP_SECONDS:
                 return self._end(Forget(f"the bucket does not list its uploads: {code}"))
         return self._end(Wait(code, is_away=False))

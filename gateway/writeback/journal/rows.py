@@ -101,7 +101,7 @@ class Rows(JournalView):
         found = self._rows.execute(old, (moment.at - LAST_OWN_WRITE_KEPT_SECONDS, count_max)).fetchall()
         for bucket, key, record in found:
             own = as_last_own_write(ObjectKey(bucket, decoded(key)), 0.0, record)
-            if moment.since(own.moment or Moment(own.at))[0] >= own.kept_seconds:
+            if moment.passed_since(own.moment or Moment(own.at)) >= own.kept_seconds:
                 self._rows.execute("DELETE FROM origin WHERE bucket = ? AND key = ?", (bucket, key))
             else:  # the clock was set since
                 self._rows.execute("UPDATE origin SET at = ? WHERE bucket = ? AND key = ?", (moment.at, bucket, key))

@@ -17,6 +17,7 @@ from gateway.writeback.flushing.state import (
     LOST,
     OTHERS,
     PARTS_AT_ONCE,
+    UNUSED_SECONDS,
     UPLOAD_LOOK_SECONDS,
     Abort,
     Aborted,
@@ -404,6 +405,22 @@ def test_an_object_of_parts_may_be_younger_than_it_is_dated() -> None:
         assert isinstance(found, MarkConflict) == is_others
     seen = replace(write, expected=replace(write.expected, etags=('"x-2"',)))
     assert play(Progress(seen, ALL), Headed('"x-2"', 1000.0, moment=now)) == [Finish('"x-2"')]
+
+
+@pytest.mark.parametrize("boot", ["before", ""])
+def test_nothing_is_ended_by_a_clock_that_a_boot_has_set(boot: str) -> None:
+    """The wall clock may be days ahead until it is set: only what this boot has seen counts for what is final. `boot`
+    is that of when its client was here last; a version of before has not written it down."""
+    touched = Moment(1000.0, 10.0, boot) if boot else Moment(1000.0)
+    there = replace(upload("u", key("k")), parts=(), origin_upload_id="o", touched=touched)
+    days = 1000.0 + 7 * 86_400.0
+    assert play(Progress(there, now=Moment(days, 20.0, "now"))) == [Rest(UPLOAD_LOOK_SECONDS - 20.0)]
+    (end,) = play(Progress(there, now=Moment(days, 86_400.0, "now")))
+    assert isinstance(end, Expire)
+    asked = CreateAttempt(0, touched, touched)
+    perhaps = replace(there, state=State.ABORTING, asked=asked)
+    assert play(Progress(perhaps, now=Moment(days, 20.0, "now"))) == [Rest(UPLOAD_LOOK_SECONDS)]
+    assert play(Progress(perhaps, now=Moment(days, UNUSED_SECONDS, "now"))) == [Find()]
 
 
 def test_an_idle_upload_is_asked_for_now_and_then_and_expires() -> None:
