@@ -86,4 +86,6 @@ def _gone(row: PendingRow) -> Write:
 
 def _not_to_be_decided(row: PendingRow) -> NotToBeDecided:
     kind = "a conflict" if row.is_conflict else "on its way to the origin, and no conflict"
+    if row.is_damaged:
+        return NotToBeDecided(f"what is pending under {row.key} is damaged: it can be given up (discard), and not kept")
     return NotToBeDecided(f"what is pending under {row.key} is {kind}: look at it again")
