@@ -72,6 +72,18 @@ def test_status_says_what_only_this_node_has(
     assert line in capsys.readouterr().out
 
 
+def test_status_says_that_the_journal_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing of it while it is well."""
+    status = status_of([WELL])
+    show_status(status)
+    assert "journal" not in capsys.readouterr().out
+    status["cache"]["disk"]["journal_failing_processes"] = 2
+    show_status(status)
+    assert "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: 2" in (
+        capsys.readouterr().out
+    )
+
+
 def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """In the terms of who waits for it."""
     show_status(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}]))

@@ -45,6 +45,7 @@ class Observer:
         self.conflicts: list[str] = []
         self.damages: list[str] = []
         self.expiries: list[str] = []
+        self.mishaps: list[str] = []
 
     async def publish(self, write: Write, etag: str | None) -> None:
         self.published.append((write.key.key, etag))
@@ -65,7 +66,7 @@ class Observer:
         self.damages.append(name.rpartition("/")[2])
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
-        """Nothing to be done."""
+        self.mishaps.append(reason)
 
     def expired(self, write: Write, reason: str) -> None:
         self.expiries.append(write.key.key)
@@ -80,7 +81,7 @@ class Buffer:
         self.bucket = self.origin.create_bucket("bucket")
         self.staging = Staging(directory, 0)
         self.staging.prepare()
-        self.journal = Journal(directory, self._remove)
+        self.journal = Journal(directory, self._remove, clock=self.clock)
         self.threads = BufferThreads(2)
         self.observer = Observer()
         self.slots: dict[str, SlotOrder] = {}

@@ -13,6 +13,7 @@ Reads are microseconds, wait for nobody, and may run on the event loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import structlog
@@ -43,6 +45,9 @@ PARTS_AT_ONCE = 32
 
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
 """What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
+
+_TRIED_BYTES = 1024 * 1024
+"""More than most commits take: a quota has little room left when one has met it."""
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 """What no new connection mends: the next start says what to do."""
@@ -251,10 +256,23 @@ class Journal:
         try:
             return tx, self._commit(tx, batch)
         except sqlite3.Error as error:
+            if self._meets_a_quota(error):
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
             if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
                 raise
         tx = JournalTransaction(self._writer, self.pending_keys)
         return tx, self._commit(tx, batch)
+
+    def _meets_a_quota(self, error: sqlite3.Error) -> bool:
+        """Whether a write has failed for one: SQLite knows ENOSPC alone. Nothing was lost, for nothing was synced."""
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_IOERR_WRITE:
+            return False
+        try:
+            with TemporaryFile(dir=os.path.dirname(self._path)) as file:
+                file.write(bytes(_TRIED_BYTES))
+        except OSError as refused:
+            return refused.errno == errno.EDQUOT
+        return False
 
     def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         with self._transaction():
@@ -312,7 +330,9 @@ class Journal:
 
     # After a commit has failed in the disk
 
-    def _mend_if_failed(self, _: asyncio.Future[Any]) -> None:
+    def _mend_if_failed(self, change: asyncio.Future[Any]) -> None:
+        if not change.cancelled():
+            change.exception()  # who asked for it may be gone
         if self._failure is None or self._mending is not None or self._is_ending:
             return
         self._mending = asyncio.create_task(self._mend(), name="write-back journal")

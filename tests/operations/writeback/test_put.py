@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.operations.writeback.write_back_policy import check_stored, created_headers, fixed_headers
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import BucketCapabilities
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
-from tests.support.write_back_gateway import Client, with_client
+from tests.support.write_back_gateway import Client, eventually, with_client
 
 
 def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +38,39 @@ def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatc
         assert client.pending("back/k") is None
 
     with_client(tmp_path, scenario)
+
+
+def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file stays as long as the write may have happened. Others go through meanwhile, and are told why."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        journal = client.buffer.journal
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "_commit", _fails_in_the_disk)
+            patched.setattr(Journal, "_reopen", lambda *_: False)
+            assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
+            assert len(list(client.buffer.staging.names())) == 1
+            for _ in range(3):
+                through = await client.ask("PUT", "back/k", b"body")
+                assert through.headers["x-forebay-cache"] == "forwarded"
+                assert through.headers["x-forebay-not-absorbed"] == "disk"
+        await eventually(lambda: not journal.has_failed)
+        await eventually(lambda: not list(client.buffer.staging.names()))
+        assert client.pending("back/k") is None
+
+    monkeypatch.setattr("gateway.writeback.journal.journal.PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    with_client(tmp_path, scenario)
+
+
+def _fails_in_the_disk(*_: object) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    raise error
 
 
 def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

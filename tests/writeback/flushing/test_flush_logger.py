@@ -52,6 +52,19 @@ def test_an_origin_that_is_away_does_not_flood_the_log() -> None:
     assert counts.seen["failed"] == MANY + 2
 
 
+def test_a_journal_that_takes_nothing_does_not_either() -> None:
+    """Each write is tried again every few seconds, and fails on this node."""
+    clock = ManualClock()
+    logger = FlushLogger(Counts(), clock)
+    with capture_logs() as logs:
+        for number in range(MANY):
+            logger.not_looked_after(f"s3://bucket/{number}", "slot", "disk I/O error")
+        asyncio.run(clock.advance(60.0))
+        logger.not_looked_after("s3://bucket/late", "slot", "disk I/O error")
+    assert [one["log_level"] for one in logs] == ["error"] * (LINES_PER_MINUTE + 1)
+    assert logs[-1]["lines_left_out"] == MANY - LINES_PER_MINUTE
+
+
 def test_what_goes_on_does_not_either() -> None:
     """All of it goes on at once when the origin is back; failures have room of their own."""
     logger = FlushLogger(Counts(), ManualClock())

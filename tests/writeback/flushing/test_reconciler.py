@@ -603,3 +603,20 @@ def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_pat
         assert buffer.observer.settlements[1][:2] == ("k", None)
 
     with_buffer(tmp_path, scenario)
+
+
+def test_nothing_is_sent_while_the_journal_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the origin has then could not be noted. When it takes changes again, all goes on."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        await buffer.put(key("k"), b"x")
+        buffer.journal._failure = "disk I/O error"
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "_reopen", lambda *_: False)
+            buffer.start()
+            await buffer.until(lambda: buffer.clock.monotonic() > 100.0)
+        assert (buffer.origin.count(), buffer.observer.mishaps) == (0, [])
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import stat
@@ -322,6 +323,34 @@ def test_a_full_disk_passes(tmp_path: Path) -> None:
         await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
         assert latest(journal, key("b")) is not None
 
+    with_journal(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.EDQUOT, True), (errno.EIO, False)])
+def test_a_quota_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, passes: bool) -> None:
+    """SQLite says the same of it as of a disk that fails: what a write of our own is told decides. Room that was set
+    aside is given up for it."""
+
+    def refused(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        real, journal._writer = journal._writer, failing(journal._writer)
+
+        def make_room() -> bool:
+            journal._writer = real
+            return True
+
+        journal.make_room = make_room
+        if passes:
+            await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "kept")))
+            assert latest(journal, key("b")) is not None
+        else:
+            with pytest.raises(BufferUnavailable):
+                await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+        assert journal.has_failed is not passes
+
+    monkeypatch.setattr("gateway.writeback.journal.journal.TemporaryFile", refused)
     with_journal(tmp_path, scenario)
 
 
