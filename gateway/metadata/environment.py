@@ -38,6 +38,10 @@ def open_environment(
         subdir=True,
         lib_version=engine,
     )
-    environment.reader_check()
-    with environment.begin(write=True) as transaction:  # open_db's own would wait with the interpreter's lock held
-        return environment, [environment.open_db(name, txn=transaction) for name in names]
+    try:
+        environment.reader_check()
+        with environment.begin(write=True) as transaction:  # open_db's own would wait with the interpreter's lock held
+            return environment, [environment.open_db(name, txn=transaction) for name in names]
+    except BaseException:
+        environment.close()  # LMDB opens none twice in a process
+        raise

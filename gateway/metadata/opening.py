@@ -30,7 +30,7 @@ from pathlib import Path
 import lmdb
 
 from gateway.durable import remove_durably, write_durably
-from gateway.errors import StartupError, StoreUnavailable, opening_failure
+from gateway.errors import StartupError, StoreUnavailable, is_no_room, opening_failure
 from gateway.file_lock import lock_within, try_lock
 from gateway.metadata import entries
 from gateway.metadata.entries import InvalidationEpochs
@@ -125,9 +125,7 @@ def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenC
         if not _believable(path, origin, boot):
             _drop(path, users)
         remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
-        files = _open_files(path, users, process, size_bytes_max)
-        if try_lock(users):
-            files.dirty.recover()
+        files = _open_with_room(path, users, process, size_bytes_max)
         _keep(path / "ORIGIN", origin)
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -135,6 +133,28 @@ def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenC
     except BaseException:
         os.close(users)
         raise
+
+
+def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+    """Begun anew where a full disk does not take what opening writes, and nobody else has it open: that makes room."""
+    try:
+        return _open_recovered(path, users, process, size_bytes_max)
+    except (OSError, lmdb.Error) as error:
+        if not (is_no_room(error) and try_lock(users)):
+            raise
+    _drop(path, users)
+    return _open_recovered(path, users, process, size_bytes_max)
+
+
+def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+    files = _open_files(path, users, process, size_bytes_max)
+    try:
+        if try_lock(users):
+            files.dirty.recover()
+    except BaseException:
+        files.close()
+        raise
+    return files
 
 
 def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
