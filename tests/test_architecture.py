@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats", "rate_limited_log", "steps"}
 SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
+COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
