@@ -91,6 +91,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,transparency,FOREBAY_TRANSPARENCY_HISTORIES=10000 FOREBAY_TRANSPARENCY_SEED=$(SEED),--timeout=7200 tests/scenarios/test_transparency_random.py -k many)
 	$(call part,large-objects,FOREBAY_LARGE_GIB=10,tests/scenarios/test_large_objects.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
+	$(call part,block-kills,FOREBAY_BLOCK_KILLS=300,tests/blocks/test_processes.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)

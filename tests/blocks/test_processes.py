@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -26,6 +27,9 @@ from tests.support.prepared_process import PreparedProcess
 
 CAPACITY = MIB
 SEED = 20261121
+KILLS = int(os.environ.get("FOREBAY_BLOCK_KILLS", "20"))
+SECONDS_MAX = 120 + 10 * KILLS
+KILLS_AMONG_THE_SAME = 4
 ROOT = Path(__file__).parents[2]
 
 
@@ -98,24 +102,25 @@ def test_a_killed_process_leaves_no_wrong_byte_and_no_leak(tmp_path: Path, round
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS_MAX)
 def test_kills_at_every_kind_of_step(tmp_path: Path) -> None:
     """The same, many times over one directory, so that what one kill leaves is what the next process starts from."""
     rng = random.Random(SEED)
-    for _ in range(60):
+    for _ in range(KILLS):
         killed = start(tmp_path / "c", 0, rng.randrange(2**30), die_at=rng.randrange(1, 400))
         assert ending(killed) in ("died", "done 0")
         asyncio.run(check(tmp_path / "c"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(SECONDS_MAX)
 def test_kills_among_processes_that_share_fills(tmp_path: Path) -> None:
     """Processes that want the same blocks, one killed at random steps over and over: nobody is stuck, no byte wrong."""
     rng = random.Random(SEED)
-    for _ in range(10):
+    for _ in range(-(-KILLS // KILLS_AMONG_THE_SAME)):
         seed = rng.randrange(2**30)
         neighbours = [start(tmp_path / "c", slot, seed, reads=150) for slot in (1, 2)]
-        for _ in range(4):
+        for _ in range(KILLS_AMONG_THE_SAME):
             killed = start(tmp_path / "c", 0, seed, die_at=rng.randrange(1, 400))
             assert ending(killed) in ("died", "done 0")
         assert [ending(neighbour) for neighbour in neighbours] == ["done 0", "done 0"]
