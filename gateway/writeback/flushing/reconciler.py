@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -83,7 +83,12 @@ from gateway.writeback.journal.records import (
     Turn,
     Write,
 )
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+from gateway.writeback.journal.transaction import (
+    CARRIED_OUT_SECONDS,
+    RETRY_SECONDS_MAX,
+    UPLOAD_SECONDS_MAX,
+    JournalTransaction,
+)
 from gateway.writeback.journal.view import Due, JournalView
 from gateway.writeback.journal_gc import JournalGC
 
@@ -93,8 +98,9 @@ LONGEST_PAUSE_SECONDS = 60.0
 AGAIN_SECONDS = 60.0
 """So often, and when the clock was set, due times are set right that it has written before."""
 
-AGAIN_WHEN_SET_SECONDS = 1.0
-"""The same for a minute after the clock was set: a process may have read it before, and write down what it read."""
+AHEAD_AGAIN_SECONDS = 1.0
+"""The same where something is due later than it can be: other processes write down what they have read before the clock
+was set, and between two looks it may be set and set back."""
 
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
@@ -199,7 +205,7 @@ class Reconciler:
         self._gc = JournalGC(tools.journal, tools.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0
-        self._set_at = 0.0
+        self._is_ahead = False
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
@@ -238,7 +244,9 @@ class Reconciler:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
-        for name, first_due_at in tx.lanes().items():
+        lanes = tx.lanes()
+        self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
+        for name, first_due_at in lanes.items():
             due = {priority for priority, at in first_due_at.items() if at <= now}
             if not due:
                 continue
@@ -288,11 +296,9 @@ class Reconciler:
     async def _set_right(self) -> None:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         was_set = abs(now - monotonic - self._wall_ahead_seconds) > 1.0
-        if was_set:
-            self._set_at, self._wall_ahead_seconds = monotonic, now - monotonic
-        if was_set or monotonic >= self._again_at:
-            is_new = monotonic - self._set_at < AGAIN_SECONDS
-            self._again_at = monotonic + (AGAIN_WHEN_SET_SECONDS if is_new else AGAIN_SECONDS)
+        since_seconds = monotonic - self._again_at + AGAIN_SECONDS
+        if was_set or since_seconds >= (AHEAD_AGAIN_SECONDS if self._is_ahead else AGAIN_SECONDS):
+            self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
             moment = Moment.of(self._clock)
             await self._journal.change(lambda tx: tx.set_right(moment))
 
@@ -649,6 +655,17 @@ class _Run:
         await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
         self._tools.observer.failing(write, failures, wait.reason)
+
+
+def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
+    """Whether the first of a lane to come is due later than it can be by this clock."""
+    latest = {
+        Priority.SMALL: 1.0,
+        Priority.LARGE: 1.0,
+        Priority.URGENT: RETRY_SECONDS_MAX,
+        Priority.RETRY: RETRY_SECONDS_MAX,
+    }
+    return any(at > now + latest.get(priority, UPLOAD_SECONDS_MAX) for priority, at in first_due_at.items())
 
 
 async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:

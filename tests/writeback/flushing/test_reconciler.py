@@ -584,6 +584,19 @@ def test_what_is_acknowledged_by_a_clock_that_was_just_set_back_is_flushed_soon(
     with_buffer(tmp_path, scenario)
 
 
+def test_a_clock_that_is_set_and_set_back_keeps_nothing_waiting(tmp_path: Path) -> None:
+    """Between two looks: the process that flushes sees nothing of it but what was written meanwhile."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.start()
+        await buffer.passes(2 * AGAIN_SECONDS, step=1.0)
+        await buffer.put(key("k"), b"x", acknowledged_at=buffer.clock.now() + 3600.0)
+        assert await buffer.passes(2 * LOOK_SECONDS + QUIET_SECONDS, lambda: "k" in buffer.bucket.objects)
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_path: Path) -> None:
     """Of the attempt that succeeded: its version, and its seconds; of a deletion no version."""
 
