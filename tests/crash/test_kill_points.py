@@ -24,7 +24,7 @@ from tests.crash.points.field import BY_NAME, Field, Point
 from tests.crash.points.finding import find_lost_uploads
 from tests.crash.points.scenarios import SCENARIOS
 
-POINTS = int(os.environ.get("FOREBAY_KILL_POINTS", "12"))
+POINTS = int(os.environ.get("FOREBAY_KILL_POINTS", "20"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 ONLY = os.environ.get("FOREBAY_KILL_ONLY", "")
 RECORD = os.environ.get("FOREBAY_KILL_RECORD", "")
@@ -59,7 +59,7 @@ def test_kills_at_every_call_lose_nothing(tmp_path: Path) -> None:
             traceback.print_exc()
     print(f"{passed} of {len(points)} points passed")
     assert not failures, "what is printed above"
-    assert passed > wanted * 0.7, "hardly any kill was carried out: this run shows nothing"
+    assert passed > wanted * 0.5, "hardly any kill was carried out: this run shows nothing"
 
 
 def all_points(tmp_path: Path) -> list[Point]:

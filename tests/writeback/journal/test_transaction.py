@@ -13,8 +13,7 @@ import pytest
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict
 from gateway.objects import ObjectKey
-from gateway.writeback.journal import rows
-from gateway.writeback.journal import transaction as book_module
+from gateway.writeback.journal import transaction
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,
     LAST_OWN_WRITE_KEPT_SECONDS,
@@ -645,7 +644,7 @@ def test_what_has_ended_is_forgotten_a_day_later_and_bounded(
     assert tx.forget_ended(late, 8)
     assert not tx.forget_ended(late, 8)
     assert [number for number in range(30) if tx.ended(f"u{number}")] == list(range(11, 30))
-    monkeypatch.setattr(book_module, "ENDED_MAX", 5)
+    monkeypatch.setattr(transaction, "ENDED_MAX", 5)
     while tx.forget_ended(late, 8):
         pass
     assert [number for number in range(30) if tx.ended(f"u{number}")] == list(range(25, 30))
@@ -663,7 +662,7 @@ def test_own_doings_are_forgotten_when_nobody_can_ask_for_them(
         pass
     left = [number for number in range(20) if tx.last_own_write(key(f"k{number:02}")) is not None]
     assert left == [3, *range(10, 20)]
-    monkeypatch.setattr(rows, "LAST_OWN_WRITES_MAX", 4)
+    monkeypatch.setattr(transaction, "LAST_OWN_WRITES_MAX", 4)
     while tx.forget_ended(late, 4):
         pass
     assert [number for number in range(20) if tx.last_own_write(key(f"k{number:02}")) is not None] == [16, 17, 18, 19]
