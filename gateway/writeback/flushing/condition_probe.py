@@ -79,6 +79,9 @@ class Probe:
 
         self._upload_id: str | None = None
         self._has_part = False
+        self.has_left = False
+        """Its upload is open still: the origin refuses to abort it now."""
+
         self._version_ids: list[str] = []
         """What it has left in a bucket with versions, deletions among them."""
 
@@ -160,7 +163,8 @@ class Probe:
 
     async def _abort(self) -> None:
         if self._upload_id is not None:
-            await self._ask("DELETE", [("uploadId", self._upload_id)])  # open still, unless a Complete was carried out
+            status, _ = await self._ask("DELETE", [("uploadId", self._upload_id)])
+            self.has_left = status not in (200, 204, 404)  # 404: a Complete was carried out
 
     async def _ask(
         self,

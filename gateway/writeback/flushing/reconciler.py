@@ -396,7 +396,7 @@ class Reconciler:
             found = await probe.run(self._clock.now())
         finally:
             with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
-                if found is None and probe.has_asked:
+                if probe.has_left or (found is None and probe.has_asked):
                     await self._journal.change(lambda tx: tx.mark_in_doubt(row_id, Moment.of(self._clock)))
                 elif not rows:  # else an earlier one may have left something
                     await self._journal.change(lambda tx: tx.forget(row_id))

@@ -386,6 +386,24 @@ def test_a_probe_that_never_got_there_has_left_nothing(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+def test_an_upload_of_a_probe_that_may_not_be_aborted_now_is_aborted_later(tmp_path: Path) -> None:
+    """What was found out counts all the same."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await know(buffer)
+        refused = buffer.origin.inject(on(Operation.ABORT_MULTIPART_UPLOAD), Answer(403, "AccessDenied"), times=None)
+        await buffer.put(key("k"), b"x")
+        buffer.start(cast("Origin", Kind(buffer.origin, "honoured", "refused", "honoured")))
+        await buffer.flushed()
+        assert conditions(buffer).complete is Honoured.REFUSED
+        assert len(buffer.bucket.uploads) == 1
+        buffer.origin.faults.remove(refused)
+        assert await buffer.passes(3 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads)
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.aborting()))
+
+    with_buffer(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path: Path, *, is_known: bool) -> None:
     """Also where it was taken for one that honours them: what it refuses under one that holds has the bucket
