@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from gateway.s3.headers import is_of_parts
@@ -78,7 +79,7 @@ class Judge:
         self.kept: Callable[[], Kept] = lambda: NOTHING_KEPT
         """What the node says that it keeps."""
 
-        self.disk_was_full_at = -FULL_SECONDS
+        self._full_at: list[float] = []
         origin.traffic.is_gone = lambda bucket, key, moment: self.of(bucket, key).is_gone(moment)
         origin.traffic.had_no_room = self._had_no_room
 
@@ -198,8 +199,12 @@ class Judge:
         if status == 500 and self.origin.failed_inside_at < begun:
             self.violated("requests do not fail inside", what)
 
+    def disk_is_full(self, now: float) -> None:
+        """The node's."""
+        self._full_at.append(now)
+
     def _had_no_room(self, begun: float) -> bool:
-        return begun < self.disk_was_full_at + FULL_SECONDS
+        return bool(self._full_at) and begun < self._full_at[-1] + FULL_SECONDS
 
     # From time to time
 
@@ -276,7 +281,15 @@ class Judge:
         found = self.origin.current(bucket, key)
         if found is not None and is_of_parts(found.etag):
             unclear_seconds = DATED_EARLIER_SECONDS_MAX  # its date says nothing
-        return history.may_conflict(self.origin.data(bucket, key), unclear_seconds)
+        data = self.origin.data(bucket, key)
+        went_through = [one for one in history.attempts if one.acknowledged and not one.absorbed and one.value == data]
+        if any(self._was_full_while(one) for one in went_through):
+            return True  # the journal could not take that it is this node's
+        return history.may_conflict(data, unclear_seconds)
+
+    def _was_full_while(self, attempt: Attempt) -> bool:
+        ended = math.inf if attempt.ended is None else attempt.ended
+        return any(attempt.begun - FULL_SECONDS <= at <= ended for at in self._full_at)
 
     def _check_conflict(self, bucket: str, key: str, history: KeyHistory) -> None:
         if not self._may_conflict(bucket, key, history):

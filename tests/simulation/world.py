@@ -162,7 +162,7 @@ class World:
         await self._revive()
         now, trouble = self.clock.monotonic(), self.origin.trouble
         if self.node.disk.is_full:
-            self.judge.disk_was_full_at = now
+            self.judge.disk_is_full(now)
             if now >= self._full_until:
                 self.node.disk.make_room()
         for bucket in BUCKETS:
@@ -384,7 +384,7 @@ class World:
     async def _do_full(self) -> None:
         self.node.disk.fill(journal=self.dice.random() < 0.5)
         self._full_until = self.clock.monotonic() + self.dice.choice((0.5, 10.0, 100.0))
-        self.judge.disk_was_full_at = self.clock.monotonic()
+        self.judge.disk_is_full(self.clock.monotonic())
 
     async def _do_jump_clock(self) -> None:
         """Somebody sets it, or NTP does."""
