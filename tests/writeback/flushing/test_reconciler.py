@@ -23,7 +23,7 @@ from gateway.writeback.pending_reader import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.content import BytesContent
-from tests.support.memory_origin.faults import AlterBody, Answer, Delay, Hold, Unreachable, on
+from tests.support.memory_origin.faults import AlterBody, Answer, Call, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import StoredObject
@@ -602,12 +602,16 @@ def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_pat
 
     async def scenario(buffer: Buffer) -> None:
         await buffer.learn()
+
+        def is_second(call: Call) -> bool:
+            return call.operation is Operation.PUT_OBJECT and buffer.origin.count(Operation.PUT_OBJECT) == 2
+
         buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(503, "SlowDown"))
+        buffer.origin.inject(is_second, Delay(20.0))
         await buffer.put(key("k"), b"x")
         buffer.start()
-        await buffer.until(lambda: bool(buffer.observer.failures))
-        buffer.origin.inject(on(Operation.PUT_OBJECT), Delay(20.0))
         await buffer.until(lambda: bool(buffer.observer.settlements))
+        assert buffer.observer.failures
         [(name, etag, seconds)] = buffer.observer.settlements
         assert (name, etag) == ("k", buffer.bucket.object("k").etag)
         assert 20.0 <= seconds < 30.0
