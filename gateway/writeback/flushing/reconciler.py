@@ -613,7 +613,7 @@ class _Run:
                     self._tools.observer.conflict(write, end.reason)
             case Completed():
                 await self._tools.publication.publish(write, end.etag)
-                await self._journal.change(lambda tx: _completed(tx, write, end, self._clock.now()))
+                await self._journal.change(lambda tx: _completed(tx, write, end, Moment.of(self._clock)))
             case Answer():
                 await self._journal.change(lambda tx: _answer(tx, write, end))
                 if not end.is_over:
@@ -692,7 +692,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     return replace(write, parts=parts), turn
 
 
-def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: float) -> None:
+def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: Moment) -> None:
     if _is_asked_for(tx, write):
         tx.completed(write.id, completed.etag, now)
 
