@@ -29,11 +29,6 @@ class Moment:
     boot_id: str = ""
 
     @classmethod
-    def at_wall(cls, now: float | Moment) -> Moment:
-        """A time of the wall clock alone; a moment as it is."""
-        return now if isinstance(now, Moment) else Moment(now)
-
-    @classmethod
     def of(cls, clock: Clock) -> Self:
         """Now."""
         return cls(clock.now(), clock.monotonic(), boot_id())

@@ -32,6 +32,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from gateway.clock import Moment
 from gateway.objects import ObjectKey
 from gateway.operations.writeback.completing import complete
 from gateway.s3.xml import CompletedPart
@@ -180,7 +181,7 @@ async def _put_parts(journal: Journal, upload_id: str, count: int) -> None:
 
 
 def _put_part(upload_id: str, part: Part, now: float, tx: JournalTransaction) -> None:
-    if not tx.put_part(upload_id, part, now):
+    if not tx.put_part(upload_id, part, Moment(now)):
         raise RuntimeError("no such upload")
 
 

@@ -195,7 +195,7 @@ class WritebackBuffer:
 
     async def abort(self, upload_id: str) -> bool:
         """AbortMultipartUpload; False when the upload has ended meanwhile, or is just being completed at the origin."""
-        now = self._clock.now()
+        now = Moment.of(self._clock)
         return await self._change(lambda tx: tx.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:

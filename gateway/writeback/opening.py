@@ -62,7 +62,7 @@ def prepare(directory: Path) -> None:
         )
 
 
-def recover(directory: Path, now: Moment | float) -> Recovered:
+def recover(directory: Path, now: Moment) -> Recovered:
     """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
 
     A plain number is of the wall clock. StartupError where acknowledged writes would be lost by it: then nothing is

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.kill_points import KillPoints
@@ -34,7 +35,7 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Again and again on one buffer, with several workers at once."""
     print(f"FOREBAY_KILL_SEED={SEED}")
     dice, expected = random.Random(SEED), [Expected() for _ in range(WORKERS)]
-    recover(tmp_path, now=2.0)  # as the supervisor does before there are workers
+    recover(tmp_path, now=Moment(2.0))  # as the supervisor does before there are workers
     for _ in range(KILLS):
         hearings = list(map(Hearing, start_writers(tmp_path, dice, WORKERS), expected))
         for hearing in hearings:
@@ -42,7 +43,7 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             hearing.writer.send_signal(signal.SIGKILL)
         for hearing, of in zip(hearings, expected, strict=True):
             hearing.rest(of.hear)
-        recovered = recover(tmp_path, now=2.0)
+        recovered = recover(tmp_path, now=Moment(2.0))
         asyncio.run(check(tmp_path, expected))
         assert recovered.removed_files <= WORKERS * LEFT_MAX
 
@@ -62,6 +63,6 @@ def test_kills_at_any_call_lose_nothing_that_was_acknowledged(tmp_path: Path) ->
             Hearing(writer, expected).rest(expected.hear)
             assert points.fired is not None
             print(points.fired.call, points.fired.object)
-            recovered = recover(buffer, now=2.0)
+            recovered = recover(buffer, now=Moment(2.0))
             asyncio.run(check(buffer, [expected]))
             assert recovered.removed_files <= LEFT_MAX

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.errors import ForebayError
 from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
@@ -42,7 +43,7 @@ def cut(image: Path, mount_point: Path, dice: random.Random, expected: list[Expe
         writer.send_signal(signal.SIGKILL)
         hearing.rest(expected[0].hear_after_the_cut)
     with mounted(mount_point, image):
-        recover(mount_point / "buffer", now=2.0)
+        recover(mount_point / "buffer", now=Moment(2.0))
         asyncio.run(check(mount_point / "buffer", expected))
         subprocess.run(["sync", "-f", str(mount_point)], check=True)
 

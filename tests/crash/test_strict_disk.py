@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway import clock
 from gateway.errors import ForebayError
 from gateway.writeback.opening import recover
 from gateway.writeback.pending_reader import FileGone
@@ -86,7 +87,7 @@ class Worker:
         expected = Expected()
         for line in moment.said.splitlines():
             expected.hear(*json.loads(line))
-        recover(image / "buffer", now=2.0)
+        recover(image / "buffer", now=clock.Moment(2.0))
         asyncio.run(check(image / "buffer", [expected]))
         shutil.rmtree(image)
 

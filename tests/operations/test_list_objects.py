@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.clock import Moment
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Bound
@@ -144,7 +145,7 @@ class World:
             self.origin.buckets[BUCKET].remove(name)
         else:
             self.origin.put(BUCKET, name, b"flushed")
-        self._book.settle(stored.id, None if stored.deleted else stored.etag, 0.0)
+        self._book.settle(stored.id, None if stored.deleted else stored.etag, Moment(0.0))
 
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""

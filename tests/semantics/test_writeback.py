@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
 from gateway.writeback.journal.view import JournalView
@@ -316,10 +316,10 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
         await client.flush()
         now = client.gateway.app.services.clock.now()
-        await client.buffer.journal.change(lambda tx: tx.forget_ended(now + 86_300))
+        await client.buffer.journal.change(lambda tx: tx.forget_ended(Moment(now + 86_300)))
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
         await client.complete("back/m", upload_id, {1: '"another"'}, status=404)
-        await client.buffer.journal.change(lambda tx: tx.forget_ended(now + 86_500))
+        await client.buffer.journal.change(lambda tx: tx.forget_ended(Moment(now + 86_500)))
         await client.complete("back/m", upload_id, etags, status=404)
 
     with_client(tmp_path, scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from gateway.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion, Write
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -84,7 +85,7 @@ def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
         client.origin.put("bucket", "back/k", b"theirs")
         write_id = in_conflict(client, "back/k").id
         await client.buffer.journal.change(
-            partial(JournalTransaction.discard, write_id=write_id, now=0.0, only_conflict=True)
+            partial(JournalTransaction.discard, write_id=write_id, now=Moment(0.0), only_conflict=True)
         )
         await client.flush()
         assert (await client.ask("GET", "back/k")).body == b"theirs"

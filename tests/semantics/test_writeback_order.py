@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -124,7 +125,7 @@ def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) ->
         left = client.buffer.look(lambda tx: tx.earliest(key(SHARD)))
         assert left is not None
         await client.buffer.journal.change(
-            partial(JournalTransaction.discard, write_id=left.id, now=0.0, only_conflict=True)
+            partial(JournalTransaction.discard, write_id=left.id, now=Moment(0.0), only_conflict=True)
         )
         await client.flush()
         assert stored(client) == {SHARD, MARKER, "back/step-1/other"}

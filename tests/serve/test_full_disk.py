@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable, StartupError, StoreUnavailable
 from gateway.serve import claim as claims
@@ -70,7 +71,7 @@ def fill(monkeypatch: pytest.MonkeyPatch, *, reserve_suffices: bool = False) -> 
         if not reserve_suffices or (directory / "writeback" / "ballast").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def recover_with_room(directory: Path, now: float) -> object:
+    def recover_with_room(directory: Path, now: Moment) -> object:
         try:
             check(directory.parent, 1)
         except OSError:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway.clock import Moment
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
@@ -152,7 +153,7 @@ class Buffer:
         parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))
         await self.journal.change(lambda tx: tx.open_upload(opened))
         for part in parts:
-            await self.journal.change(lambda tx: tx.put_part(upload_id, part, 1.0))  # noqa: B023
+            await self.journal.change(lambda tx: tx.put_part(upload_id, part, Moment(1.0)))  # noqa: B023
         etag = multipart_etag([file.etag for file in files]) or ""
         made = replace(opened, etag=etag, size_bytes=sum(sizes), parts=parts, acknowledged_at=1.0)
         completed = await self.journal.change(lambda tx: tx.complete(made))

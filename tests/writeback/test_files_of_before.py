@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.errors import BufferDamaged
 from gateway.objects import ByteRange
 from gateway.writeback.files.staged_file import StagedFile, read_verified
@@ -67,7 +68,7 @@ def test_files_of_before_are_read_and_flushed(tmp_path: Path) -> None:
     left = left_by_a_kill(tmp_path, before, BufferOfBefore)
     prepare(tmp_path / "new")
     shutil.copy(tmp_path / "new" / "FORMAT", left)
-    assert recover(left, 0.0).removed_files == 0
+    assert recover(left, Moment(0.0)).removed_files == 0
 
     async def now(buffer: Buffer) -> None:
         content["new"] = os.urandom(SIZE_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from gateway.clock import Moment
 from gateway.writeback.journal.transaction import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, JournalTransaction
 from gateway.writeback.journal_gc import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer
@@ -36,7 +37,7 @@ def test_what_goes_without_a_flush_is_passed_in_the_end(tmp_path: Path) -> None:
         await buffer.clock.advance(0.0)  # it has begun
         await buffer.clock.advance(TIDY_SECONDS)
         kept = await buffer.put(key("k"), b"x")
-        await buffer.journal.change(lambda tx: tx.discard(kept.id, 2.0, only_conflict=False))
+        await buffer.journal.change(lambda tx: tx.discard(kept.id, Moment(2.0), only_conflict=False))
         await buffer.clock.advance(UNASKED_SECONDS)
         await buffer.until(lambda: not buffer.journal.pending_keys.may_be(key("k")))
 
@@ -52,7 +53,7 @@ def test_what_nobody_repeats_is_forgotten(tmp_path: Path) -> None:
         def end(tx: JournalTransaction, at: float, name: str, count: int) -> None:
             for number in range(count):
                 tx.open_upload(upload(f"{name}{number}", key("k")))
-                assert tx.abort(f"{name}{number}", at)
+                assert tx.abort(f"{name}{number}", Moment(at))
 
         await buffer.journal.change(partial(end, at=now, name="early", count=FORGOTTEN_AT_ONCE + 1))
         await buffer.journal.change(partial(end, at=now + 2 * FORGET_SECONDS, name="late", count=1))

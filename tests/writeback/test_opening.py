@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, StartupError
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
@@ -60,7 +61,7 @@ def test_another_format_is_refused_and_nothing_is_touched(directory: Path, found
     (directory / "journal").write_bytes(b"of that version")
     before = contents(directory)
     with pytest.raises(StartupError, match="is untouched; run the version that wrote it"):
-        recover(directory, 0.0)
+        recover(directory, Moment(0.0))
     assert contents(directory) == before
 
 
@@ -69,7 +70,7 @@ def test_a_directory_of_something_else_is_refused(directory: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "thesis.tex").write_bytes(b"x")
     with pytest.raises(StartupError, match=r"holds 'thesis\.tex'"):
-        recover(directory, 0.0)
+        recover(directory, Moment(0.0))
     assert contents(directory) == {"thesis.tex": b"x"}
 
 
@@ -82,7 +83,7 @@ def test_a_directory_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
 
 def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: Path) -> None:
     """Files that nobody was told of go, and so do reservations of bodies that arrive no more."""
-    recover(directory, 0.0)
+    recover(directory, Moment(0.0))
     kept, gone = stage(directory, b"acknowledged"), stage(directory, b"never acknowledged")
     (directory / ARRIVING).write_bytes(b"reservations of the dead")
     journal = Journal(directory, lambda _: None)
@@ -90,7 +91,7 @@ def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: P
         asyncio.run(journal.change(lambda tx: tx.acknowledge(pending(key("a"), parts=[part(1, kept)]))))
     finally:
         journal.close()
-    recovered = recover(directory, 0.0)
+    recovered = recover(directory, Moment(0.0))
     assert (recovered.pending, recovered.uploads, recovered.orphans, recovered.removed_files) == (1, 0, 0, 1)
     left = contents(directory)
     assert left[f"staged/{kept}"].startswith(b"acknowledged")
@@ -104,7 +105,7 @@ _MADE_BY_READING = frozenset({"journal-shm", "journal-wal"})
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "no log"])
 def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) -> None:
     """The staged files may be acknowledged writes: a new journal would know none of them, and have them removed."""
-    recover(directory, 0.0)
+    recover(directory, Moment(0.0))
     stage(directory, b"acknowledged, perhaps")
     for path in directory.glob("journal*"):
         path.unlink()
@@ -115,7 +116,7 @@ def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) 
         (directory / "journal").touch()
     before = contents(directory)
     with pytest.raises(StartupError, match="nothing was changed"):
-        recover(directory, 0.0)
+        recover(directory, Moment(0.0))
     after = {name: content for name, content in contents(directory).items() if name not in _MADE_BY_READING}
     assert after == before
 
@@ -129,7 +130,7 @@ NOTHING = Recovered(0, 0, 0, 0)
 @pytest.fixture
 def of_here(directory: Path) -> Path:
     """A buffer of HERE."""
-    keep_to_origin(directory, HERE, recover(directory, 0.0))
+    keep_to_origin(directory, HERE, recover(directory, Moment(0.0)))
     return directory
 
 
@@ -167,7 +168,7 @@ def test_where_it_holds_nothing_all_is_forgotten(of_here: Path) -> None:
         "FORMAT": FORMAT,
         ORIGIN: f"{THERE}\n".encode(),
     }
-    assert recover(of_here, 0.0) == NOTHING
+    assert recover(of_here, Moment(0.0)) == NOTHING
 
 
 def test_whose_it_is_can_be_said_by_hand(of_here: Path) -> None:
@@ -200,5 +201,5 @@ def test_a_kill_while_a_buffer_is_dropped_stops_no_start(
         patched.setattr("gateway.writeback.opening.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             forget(of_here)
-    keep_to_origin(of_here, THERE, recover(of_here, 0.0))
+    keep_to_origin(of_here, THERE, recover(of_here, Moment(0.0)))
     assert [path.name for path in of_here.parent.iterdir()] == [of_here.name]

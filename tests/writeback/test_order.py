@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.errors import InConflict
 from gateway.objects import MARKERS
 from gateway.policy.slots import Prefix, Slot
@@ -39,7 +40,7 @@ class Order:
         assert self.tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
 
     def settle(self, write: Write) -> None:
-        self.tx.settle(write.id, write.etag, NOW)
+        self.tx.settle(write.id, write.etag, Moment(NOW))
 
     def is_due(self, write: Write) -> bool:
         turn = self.tx.turn(write.id)
@@ -173,7 +174,7 @@ def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
 def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
     """An upload that is open is no object that anybody was told of."""
     opened = order.tx.open_upload(upload("u", key("ckpt/1")))
-    order.tx.put_part("u", part(1, "p"), NOW)
+    order.tx.put_part("u", part(1, "p"), Moment(NOW))
     first = order.put("ckpt/_SUCCESS")
     assert order.is_due(first)
     made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
@@ -188,7 +189,7 @@ def test_a_multipart_marker_waits_too(order: Order) -> None:
     """However its bytes have come."""
     shard = order.put("ckpt/1")
     order.tx.open_upload(upload("u", key("ckpt/_SUCCESS")))
-    order.tx.put_part("u", part(1, "p"), NOW)
+    order.tx.put_part("u", part(1, "p"), Moment(NOW))
     made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
     marker = order.tx.complete(with_order(made, SLOT))
     assert marker is not None
@@ -233,7 +234,7 @@ def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: O
         again = order.put(f"{decide}/_SUCCESS")
         assert not any(map(order.is_due, (second, again)))
         if decide == "discard":
-            assert order.tx.discard(first.id, NOW, only_conflict=True)
+            assert order.tx.discard(first.id, Moment(NOW), only_conflict=True)
         else:
             assert order.tx.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
             assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
@@ -283,7 +284,7 @@ def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) ->
         assert order.tx.keep(shard.id, "others")
         assert not order.is_due(marker)
         if decide == "discard":
-            assert order.tx.discard(shard.id, NOW, only_conflict=True)
+            assert order.tx.discard(shard.id, Moment(NOW), only_conflict=True)
         else:
             assert order.tx.overwrite(shard.id, ExpectedVersion(('"theirs"',)), NOW)
             assert not order.is_due(marker)
@@ -328,7 +329,7 @@ def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order:
     """What was acknowledged after it was asked for waits until it is over, one way or another."""
     order.slot = STRICT
     opened = order.tx.open_upload(upload("u", key("a")))
-    order.tx.put_part("u", part(1, "p"), NOW)
+    order.tx.put_part("u", part(1, "p"), Moment(NOW))
     made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
     assert order.tx.complete_at_origin(made)
     later = order.put("b")

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.clock import Moment
 from gateway.errors import BufferDamaged
 from gateway.objects import ByteRange
 from gateway.writeback.files.staged_file import Staging
@@ -119,7 +120,7 @@ def test_a_range_has_only_its_own_parts_looked_up(area: Area, monkeypatch: pytes
 def test_what_is_over_is_said_so(area: Area) -> None:
     """Its rows went since it was looked up: as with its files."""
     pending = area.stage([bytes(100)])
-    asyncio.run(area.journal.change(lambda tx: tx.settle(pending.id, None, 2.0)))
+    asyncio.run(area.journal.change(lambda tx: tx.settle(pending.id, None, Moment(2.0))))
     with pytest.raises(FileGone) as gone:
         asyncio.run(area.read(pending, 0, 99))
     assert gone.value.read_bytes == 0

@@ -6,6 +6,7 @@ from enum import Enum
 
 import structlog
 
+from gateway.clock import Moment
 from gateway.errors import NotToBeDecided, OriginUnreachable
 from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import FlushDependencies
@@ -73,7 +74,7 @@ class ConflictResolver:
         if not row.is_conflict and not (hopeless and decision is Decision.DISCARD):
             raise _not_to_be_decided(row)
         await self._tools.publication.publish(_gone(row), None)
-        now, only = self._clock.now(), row.is_conflict
+        now, only = Moment.of(self._clock), row.is_conflict
         if not await self._tools.journal.change(lambda tx: tx.discard(row.id, now, only_conflict=only)):
             raise _not_to_be_decided(row)
         _log.warning("an acknowledged write was given up", object=str(row.key), decision=decision.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.errors import NothingPending
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
@@ -120,7 +120,7 @@ class WritebackAdmin:
         return {"aborted": aborted, "not_open": [one for one in upload_ids if one not in aborted]}
 
     async def _abort(self, row: PendingRow) -> bool:
-        now = self._clock.now()
+        now = Moment.of(self._clock)
         if row.write is None:
             is_over = await self._journal.change(lambda tx: tx.discard(row.id, now, only_conflict=False))
         else:

@@ -604,7 +604,7 @@ class _Run:
     # The end, for now
 
     async def _carry_out_end(self, end: End) -> None:
-        write, now = self._progress.write, self._clock.now()
+        write, now = self._progress.write, Moment.of(self._clock)
         match end:
             case Settle():
                 await self._settle(write, end)

@@ -162,28 +162,27 @@ class Journal:
         outcome.add_done_callback(self._mend_if_failed)
         return await asyncio.shield(outcome)
 
-    def recover(self, now: Moment | float) -> tuple[int, int]:
+    def recover(self, now: Moment) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks.
 
         BufferUnavailable when the disk does not take it.
         """
-        moment = Moment.at_wall(now)
         self._remove(self.read(lambda tx: tx.left_behind()))
         tx = JournalTransaction(self._writer, self.pending_keys)
         try:
             with self._transaction():
                 tx.removed(self._removed)
-                while tx.forget_ended(moment):
+                while tx.forget_ended(now):
                     pass
                 tx.recount()
-                tx.mark_all_in_doubt(moment)
+                tx.mark_all_in_doubt(now)
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
         self._removed.clear()
         self._tidy()
         return self.read(lambda tx: tx.counts())
 
-    def take_over(self, now: Moment | float) -> None:
+    def take_over(self, now: Moment) -> None:
         """The process that had this worker slot before is dead, since when nobody knows. Blocks.
 
         Files that any process had no time to remove any more are removed.
@@ -192,7 +191,7 @@ class Journal:
         self._remove(self.read(lambda tx: tx.left_behind()))
         try:
             with self._transaction():
-                tx.mark_all_in_doubt(Moment.at_wall(now), self.worker)
+                tx.mark_all_in_doubt(now, self.worker)
                 tx.removed(self._removed)
         except sqlite3.Error as error:
             if _primary_code(error) not in _PASSING:  # else it is done at the next start

@@ -330,10 +330,9 @@ class LastOwnWrite:
     moment: Moment | None = field(default=None, compare=False)
 
     @classmethod
-    def now(cls, now: Moment | float, etag: str | None = None, *, known: bool = True) -> Self:
-        """At this time; a plain number is of the wall clock alone."""
-        moment = Moment.at_wall(now)
-        return cls(moment.at, etag, known, moment)
+    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True) -> Self:
+        """At this time."""
+        return cls(now.at, etag, known, now)
 
     @property
     def kept_seconds(self) -> float:

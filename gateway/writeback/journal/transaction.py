@@ -176,9 +176,9 @@ class JournalTransaction(JournalView):
 
     # Parts
 
-    def put_part(self, upload_id: str, part: Part, now: Moment | float) -> bool:
+    def put_part(self, upload_id: str, part: Part, now: Moment) -> bool:
         """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
-        upload, moment = self.upload(upload_id), Moment.at_wall(now)
+        upload = self.upload(upload_id)
         if upload is None:
             return False
         replaced = self._row("SELECT file FROM parts WHERE write_id = ? AND number = ?", upload.id, part.number)
@@ -186,9 +186,9 @@ class JournalTransaction(JournalView):
         self._put_part_row(upload.id, part)
         self._free([replaced[0]] if replaced else [])
         if not upload.is_completed_at_origin:
-            self._update(replace(upload, touched=moment))
+            self._update(replace(upload, touched=now))
         if upload.state is State.OPEN and part.origin_etag is None:
-            self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (moment.at, upload.id))
+            self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (now.at, upload.id))
             self.has_due = True
         return True
 
@@ -300,9 +300,9 @@ class JournalTransaction(JournalView):
         self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
         self._release(sequence, write.touched_then.at)
 
-    def completed(self, write_id: int, etag: str, now: Moment | float) -> None:
+    def completed(self, write_id: int, etag: str, now: Moment) -> None:
         """The origin has completed an upload whose client waits for it, or did."""
-        write, moment = self.write(write_id, with_parts=False), Moment.at_wall(now)
+        write = self.write(write_id, with_parts=False)
         if write is None or write.is_acknowledged:
             return
         if write.sequence:
@@ -314,12 +314,10 @@ class JournalTransaction(JournalView):
         if is_left and any(part.stored_at > write.touched_then.at for part in self.parts(write_id)):
             self._go_on(write)
         else:
-            ended = UploadOutcome(
-                write.upload_id or "", write.key, moment.at, etag, write.completed_of, write.checksums
-            )
-            self._end(write, moment.at, ended)
-        own, later = LastOwnWrite.now(moment, etag), self.last_own_write(write.key)
-        if later is None or later.seconds_after(moment) <= 0:
+            ended = UploadOutcome(write.upload_id or "", write.key, now.at, etag, write.completed_of, write.checksums)
+            self._end(write, now.at, ended)
+        own, later = LastOwnWrite.now(now, etag), self.last_own_write(write.key)
+        if later is None or later.seconds_after(now) <= 0:
             self.record_own_write(write.key, own)
 
     def _go_on(self, write: Write) -> None:
@@ -340,7 +338,7 @@ class JournalTransaction(JournalView):
             )
             self._release(write.sequence, now)
 
-    def abort(self, upload_id: str, now: float) -> bool:
+    def abort(self, upload_id: str, now: Moment) -> bool:
         """End an upload without an object: its parts go, here and at the origin. False where it has ended, or is just
         being completed there: whoever aborts it then would be told that there is no object, and have one."""
         upload = self.upload(upload_id)
@@ -348,8 +346,8 @@ class JournalTransaction(JournalView):
             return False
         if upload.is_completed_at_origin:  # nobody knows whether it was
             self.record_own_write(upload.key, LastOwnWrite.now(now, known=False))
-        self._drop_origin_upload(upload, now)
-        self._end(upload, now, UploadOutcome(upload_id, upload.key, now, None))
+        self._drop_origin_upload(upload, now.at)
+        self._end(upload, now.at, UploadOutcome(upload_id, upload.key, now.at, None))
         return True
 
     def write_tombstone(self, tombstone: Write) -> Write | None:
@@ -454,19 +452,19 @@ class JournalTransaction(JournalView):
             if part.file.is_here and part.origin_etag is not None:
                 self._put_part_row(write_id, replace(part, origin_etag=None))
 
-    def settle(self, write_id: int, etag: str | None, now: Moment | float, *, upload_may_be_open: bool = False) -> None:
+    def settle(self, write_id: int, etag: str | None, now: Moment, *, upload_may_be_open: bool = False) -> None:
         """The origin has this version under the key now (None: no object), by our doing: nothing is pending of it.
 
         What was acknowledged after it expects to find that.
         """
-        done, moment = self.write(write_id, with_parts=False), Moment.at_wall(now)
+        done = self.write(write_id, with_parts=False)
         if done is None:
             return
         if upload_may_be_open:
-            self._drop_origin_upload(done, moment.at)
+            self._drop_origin_upload(done, now.at)
         self._expect(done, ExpectedVersion.exactly(etag))
-        self.record_own_write(done.key, LastOwnWrite.now(moment, etag))
-        self._end(done, moment.at, as_outcome(done))
+        self.record_own_write(done.key, LastOwnWrite.now(now, etag))
+        self._end(done, now.at, as_outcome(done))
 
     def keep(self, write_id: int, reason: str) -> bool:
         """Others have changed the key at the origin, or what it has is not what was sent: a person is to decide."""
@@ -498,13 +496,13 @@ class JournalTransaction(JournalView):
                     replace(one, expected=replace(expected, etags=etags, absent=expected.absent or own.etag is None))
                 )
 
-    def discard(self, write_id: int, now: float, *, only_conflict: bool) -> bool:
+    def discard(self, write_id: int, now: Moment, *, only_conflict: bool) -> bool:
         """Give up a write because somebody has decided so, also one whose row is damaged; False when it is pending
         no more, or, with `only_conflict`, is none."""
         try:
             given_up = self.write(write_id, with_parts=False)
         except BufferDamaged:
-            self._remove_row(write_id, now)
+            self._remove_row(write_id, now.at)
             return True
         if given_up is None or (only_conflict and given_up.state is not State.CONFLICT):
             return False
@@ -513,24 +511,23 @@ class JournalTransaction(JournalView):
             expected = replace(expected, etags=(*expected.etags, given_up.etag))
             self.record_own_write(given_up.key, LastOwnWrite.now(now, known=False))
         self._expect(given_up, expected)
-        self._give_way(given_up, now)
+        self._give_way(given_up, now.at)
         return True
 
     # What is due
 
-    def set_right(self, now: Moment | float) -> None:
+    def set_right(self, now: Moment) -> None:
         """What is due later than anything can be was written by a clock that has gone back since; what has not been
         tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
         not be written down."""
-        moment = Moment.at_wall(now)
         for one in self._asked_and_living():
-            asked_seconds, _ = moment.since(one.asked.begun) if one.asked is not None else (0.0, True)
+            asked_seconds, _ = now.since(one.asked.begun) if one.asked is not None else (0.0, True)
             if asked_seconds > ASKED_SECONDS_MAX:
-                self.mark_in_doubt(one.id, moment)
-        late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
+                self.mark_in_doubt(one.id, now)
+        late = {"now": now.at, "retry": now.at + RETRY_SECONDS_MAX, "upload": now.at + UPLOAD_SECONDS_MAX}
         for (slot, bucket), priorities in self.lanes().items():
             for priority in priorities:  # by the index: what is due soon is not looked at
-                from_at = late["retry"] if priority > Priority.LARGE else moment.at
+                from_at = late["retry"] if priority > Priority.LARGE else now.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
                     "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
@@ -548,16 +545,16 @@ class JournalTransaction(JournalView):
         counted = "ON CONFLICT (name) DO UPDATE SET value = value + 1"
         self._rows.execute(f"INSERT INTO node VALUES ('reopenings', 1) {counted}")
 
-    def forget_ended(self, now: Moment | float, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
+    def forget_ended(self, now: Moment, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
         """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
-        old, moment = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?", Moment.at_wall(now)
-        forgotten = self._rows.execute(f"DELETE FROM writes WHERE id IN ({old})", (moment.at, count_max)).rowcount
+        old = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?"
+        forgotten = self._rows.execute(f"DELETE FROM writes WHERE id IN ({old})", (now.at, count_max)).rowcount
         ended = self._row("SELECT count(*) FROM writes WHERE state = 5")
         too_many = min(count_max, (ended[0] if ended else 0) - ENDED_MAX)
         if too_many > 0:
             oldest = "SELECT id FROM writes WHERE state = 5 ORDER BY due_at LIMIT ?"
             self._rows.execute(f"DELETE FROM writes WHERE id IN ({oldest})", (too_many,))
-        return max(forgotten, too_many, self._forget_last_own_writes(moment, count_max)) >= count_max
+        return max(forgotten, too_many, self._forget_last_own_writes(now, count_max)) >= count_max
 
     # The chain of a key, and markers
 

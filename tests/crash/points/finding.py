@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from gateway.clock import SystemClock
+from gateway.clock import Moment, SystemClock
 from gateway.origin.client import Origin
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler
@@ -48,7 +48,7 @@ def find_lost_uploads(field: Field) -> None:
 async def _find(field: Field) -> None:
     journal = Journal(field.gateway.directory / "writeback", lambda _: None)
     try:
-        journal.recover(SystemClock().now())
+        journal.recover(Moment(SystemClock().now()))
         await _reconcile(field, journal, CARRIED_OUT_SECONDS, lambda one: one.origin_upload_id is None)
         await _reconcile(field, journal, CARRIED_OUT_SECONDS + UNUSED_SECONDS, lambda _: True)
     finally:

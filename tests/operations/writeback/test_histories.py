@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import SystemClock
+from gateway.clock import Moment, SystemClock
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Slot
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, text_of
@@ -343,7 +343,7 @@ class History:
             name = one.key.key
             self.may_be[name] |= {self.origin.data("bucket", name) if name in stored else None}
             await client.buffer.journal.change(
-                partial(JournalTransaction.discard, write_id=one.id, now=self.clock.now(), only_conflict=True)
+                partial(JournalTransaction.discard, write_id=one.id, now=Moment(self.clock.now()), only_conflict=True)
             )
             await client.flush_startable()
             self._check_theirs()

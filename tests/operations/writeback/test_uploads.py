@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.objects import ObjectKey
 from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS
 from gateway.s3.requests import Operation
@@ -367,7 +368,9 @@ def test_all_that_a_request_waits_for_takes_no_longer_than_one_thing(
             asking = asyncio.create_task(call(gateway.app, "PUT", "/bucket/back/_SUCCESS", headers=headers, sign=False))
             while clock.monotonic() < began + PATIENCE_SECONDS * 0.8:
                 await clock.advance(PATIENCE_SECONDS / 10)
-            await client.buffer.journal.change(lambda tx: tx.discard(source.id, clock.now(), only_conflict=False))
+            await client.buffer.journal.change(
+                lambda tx: tx.discard(source.id, Moment(clock.now()), only_conflict=False)
+            )
             while not asking.done():
                 await clock.advance(PATIENCE_SECONDS / 10)
             assert (await asking).status == 503

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import metrics
+from gateway.clock import Moment
 from gateway.counting import WritebackMetrics
 from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
@@ -79,7 +80,7 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             one.let_see()
             await one.looked()
             for write in stored:
-                await journal.change(lambda tx, write=write: tx.settle(write.id, write.etag, 1.0))  # type: ignore[misc]
+                await journal.change(lambda tx, write=write: tx.settle(write.id, write.etag, Moment(1.0)))  # type: ignore[misc]
             before = dict(one.problems)
             await one.looked()
             assert one.problems == {("slot", state): 0 for state in STATES}
@@ -126,7 +127,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             await buffer.clock.advance(1000.0)
             stored = replace(part(1, "p"), file=buffer.stage(b"bytes"))
             now = buffer.clock.now()
-            await buffer.journal.change(lambda tx: tx.put_part("u2", stored, now))
+            await buffer.journal.change(lambda tx: tx.put_part("u2", stored, Moment(now)))
             await one.looked()
             uploads, size_bytes, idle_seconds = one.uploads["slot"]
             assert (uploads, size_bytes) == (3, 5)

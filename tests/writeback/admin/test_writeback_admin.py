@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
@@ -144,7 +145,7 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
         began_at = harness.buffer.clock.now()
         for upload_id in ("u2", "u1", "u3"):
             await harness.open_upload("open", upload_id)
-        await harness.buffer.journal.change(lambda tx: tx.put_part("u2", part(1, "p"), 9.0))
+        await harness.buffer.journal.change(lambda tx: tx.put_part("u2", part(1, "p"), Moment(9.0)))
         found = await all_pages(harness.admin.uploads, Prefix("bucket", "o"), 2, "uploads")
         assert [(one["upload_id"], one["parts"], one["bytes"], one["touched_at"]) for one in found] == [
             ("u1", 0, 0, began_at),
@@ -544,7 +545,7 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
             await harness.open_upload("k", upload_id)
         now, journal = harness.buffer.clock.now(), harness.buffer.journal
         stored = replace(part(1, "p"), file=harness.buffer.stage(b"bytes"))
-        await journal.change(lambda tx: tx.put_part("u", stored, now))
+        await journal.change(lambda tx: tx.put_part("u", stored, Moment(now)))
         harness.start()
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 3)
         with capture_logs() as logs:
@@ -556,7 +557,7 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
         ]
         assert [one["upload_id"] for one in (await harness.admin.uploads(EVERYTHING, "", 10))["uploads"]] == ["stays"]
         assert journal.read(lambda tx: tx.usage("slot").staged_bytes) == 0
-        assert not await journal.change(lambda tx: tx.put_part("u", stored, now))
+        assert not await journal.change(lambda tx: tx.put_part("u", stored, Moment(now)))
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 1)
         assert list(harness.buffer.staging.names()) == []
         for admin in (harness.admin, NoWriteback()):
@@ -571,7 +572,7 @@ def test_a_damaged_upload_can_be_aborted(tmp_path: Path) -> None:
     async def scenario(harness: AdminHarness) -> None:
         await harness.open_upload("k", "u")
         stored = replace(part(1, "p"), file=harness.buffer.stage(b"bytes"))
-        await harness.buffer.journal.change(lambda tx: tx.put_part("u", stored, 9.0))
+        await harness.buffer.journal.change(lambda tx: tx.put_part("u", stored, Moment(9.0)))
         with sqlite3.connect(tmp_path / "journal") as other:
             other.execute("UPDATE writes SET record = zeroblob(60)")
         other.close()

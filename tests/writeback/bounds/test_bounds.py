@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.clock import Moment
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds.backpressure import (
@@ -82,7 +83,7 @@ def test_what_is_acknowledged_and_what_arrives_share_the_room(tmp_path: Path) ->
         assert bounds.used_bytes() == 600
         assert await bounds.take("key", 400, 0) is None
         assert await bounds.take("key", 1, 0) is Bound.FULL
-        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', 1.0))
+        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', Moment(1.0)))
         assert await bounds.take("key", 600, 0) is None
 
     with_bounds(tmp_path, scenario)
@@ -146,7 +147,7 @@ def test_a_start_forgets_what_was_arriving(tmp_path: Path) -> None:
         buffer = await WritebackBuffer.open(tmp_path, 7, (slot(), slot("b")), clock=clock)
         assert await bounds_of(buffer, "b").take("key", 1000, 0) is None
         await buffer.close()
-        recover(tmp_path, 0.0)
+        recover(tmp_path, Moment(0.0))
         async with opened(tmp_path, clock, slot("b"), slot("c"), slot()) as after:
             assert [bounds_of(after, name).used_bytes() for name in ("b", "c", slot().name)] == [0, 0, 0]
 
@@ -328,7 +329,7 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
         assert await bounds.take("key", 1, 20.0) is None
         await clock.advance(0.1)
         assert await bounds.take("key", 1, 20.0) is Bound.EXPOSURE_AGE
-        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', 1.0))
+        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', Moment(1.0)))
         assert await bounds.take("key", 1, 20.0) is None
 
     with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.change_notifier import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
@@ -384,7 +385,7 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
             opened = Write(WriteSpec(key("k"), HEADERS, "slot"), ExpectedVersion(absent=True), now, upload_id="u")
             await buffer.journal.change(lambda tx: tx.open_upload(opened))
             part = Part(1, buffer.stage(os.urandom(PART_BYTES)), now)
-            await buffer.journal.change(lambda tx: tx.put_part("u", part, now))
+            await buffer.journal.change(lambda tx: tx.put_part("u", part, Moment(now)))
         else:
             await buffer.upload(key("k"), [PART_BYTES, PART_BYTES])
         buffer.start(torn)
@@ -397,7 +398,7 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
             )
             assert await buffer.journal.change(lambda tx: tx.write_tombstone(gone)) is None
         else:
-            assert await buffer.journal.change(lambda tx: tx.abort("u", buffer.clock.now()))
+            assert await buffer.journal.change(lambda tx: tx.abort("u", Moment(buffer.clock.now())))
         await buffer.until(lambda: bool(torn.torn))
         await buffer.flushed()
         await buffer.until(lambda: not buffer.bucket.uploads)

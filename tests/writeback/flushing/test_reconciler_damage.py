@@ -95,14 +95,14 @@ def test_a_damaged_part_stops_no_other_upload(tmp_path: Path) -> None:
             )
             opened.append(await buffer.journal.change(lambda tx: tx.open_upload(upload)))  # noqa: B023
             part = Part(1, buffer.stage(name.encode()), 1.0)
-            await buffer.journal.change(lambda tx: tx.put_part(name, part, buffer.clock.now()))  # noqa: B023
+            await buffer.journal.change(lambda tx: tx.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
             if name == "1":
                 buffer.staging.path(part.file).unlink()
         buffer.start()
         await buffer.until(lambda: buffer.observer.damages == ["1"])
         await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.unsent_parts(opened[1].id, 9)))
         again = Part(1, buffer.stage(b"again"), 2.0)
-        await buffer.journal.change(lambda tx: tx.put_part("1", again, buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.put_part("1", again, Moment(buffer.clock.now())))
         await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.unsent_parts(opened[0].id, 9)))
 
     with_buffer(tmp_path, scenario)
@@ -183,7 +183,7 @@ def test_an_upload_that_cannot_be_read_keeps_no_other_from_being_sent(tmp_path: 
             )
             opened[name] = await buffer.journal.change(lambda tx: tx.open_upload(upload))  # noqa: B023
             part = Part(1, buffer.stage(name.encode()), 1.0)
-            await buffer.journal.change(lambda tx: tx.put_part(name, part, buffer.clock.now()))  # noqa: B023
+            await buffer.journal.change(lambda tx: tx.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
         await damage(buffer, opened["2"].id)
         buffer.start()
 
@@ -263,5 +263,5 @@ def test_the_gateway_starts_with_such_rows(tmp_path: Path) -> None:
 
     (tmp_path / "FORMAT").write_bytes(b"forebay writeback 1\n")
     with_buffer(tmp_path, scenario)
-    recover(tmp_path, 7.0)
+    recover(tmp_path, Moment(7.0))
     with_buffer(tmp_path, again)

@@ -65,7 +65,7 @@ class OpenUpload:
         now = self.buffer.clock.now()
         part = Part(number, self.buffer.stage(content), now)
         self.contents[number] = content
-        assert await self.buffer.journal.change(lambda tx: tx.put_part(self.upload_id, part, now))
+        assert await self.buffer.journal.change(lambda tx: tx.put_part(self.upload_id, part, Moment(now)))
 
     def parts(self) -> tuple[Part, ...]:
         return self.buffer.journal.read(lambda tx: tuple(tx.parts(self.id)))
@@ -116,7 +116,7 @@ class OpenUpload:
 
         def put(tx: JournalTransaction) -> None:
             for number in range(1, count + 1):
-                assert tx.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), 1.0)
+                assert tx.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), Moment(1.0))
 
         await self.buffer.journal.change(put)
 
@@ -593,7 +593,7 @@ def test_one_that_has_ended_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
         held, reached = asyncio.Event(), asyncio.Event()
         buffer.origin.inject(on(Operation.LIST_PARTS), Hold(held, reached))
         await buffer.until(reached.is_set)
-        assert await buffer.journal.change(lambda tx: tx.abort("u", buffer.clock.now()))
+        assert await buffer.journal.change(lambda tx: tx.abort("u", Moment(buffer.clock.now())))
         held.set()
         await buffer.until(lambda: not buffer.bucket.uploads)
         ended = buffer.journal.read(lambda tx: tx.ended("u"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
@@ -79,7 +80,7 @@ def test_a_whole_journal_is_taken_as_it_is(buffer: Path) -> None:
     check_journal(buffer)
     check_journal(buffer)
     assert files(buffer) == before
-    assert recover(buffer, 0.0).pending == len(OBJECTS) + 1
+    assert recover(buffer, Moment(0.0)).pending == len(OBJECTS) + 1
 
 
 @pytest.mark.parametrize("flips", [40, pytest.param(FLIPS, marks=pytest.mark.slow)])
@@ -96,7 +97,7 @@ def test_no_flipped_bit_hides_an_object_or_removes_its_bytes(written: Path, tmp_
         (spoiled / "journal").write_bytes(content)
         before = files(spoiled)
         try:
-            recover(spoiled, 0.0)
+            recover(spoiled, Moment(0.0))
         except StartupError:
             refused += 1
             assert files(spoiled).keys() == before.keys(), at
@@ -120,7 +121,7 @@ def test_other_tables_than_ours_are_refused(buffer: Path, statement: str) -> Non
     change(buffer, statement)
     before = files(buffer)
     with pytest.raises(StartupError, match=r"damaged: .*forebay writeback export"):
-        recover(buffer, 0.0)
+        recover(buffer, Moment(0.0))
     assert files(buffer) == before
 
 
@@ -130,7 +131,7 @@ def test_text_that_is_no_text_is_damage(buffer: Path, table: str) -> None:
     change(buffer, f"UPDATE {table} SET slot = CAST(x'f36c6f74' AS TEXT)")
     before = files(buffer)
     with pytest.raises(StartupError, match="nothing was changed"):
-        recover(buffer, 0.0)
+        recover(buffer, Moment(0.0))
     assert files(buffer) == before
 
 
@@ -139,7 +140,7 @@ def test_what_is_no_database_is_refused(buffer: Path) -> None:
     with (buffer / "journal").open("r+b") as file:
         file.write(b"\0" * 4096)
     with pytest.raises(StartupError, match="nothing was changed"):
-        recover(buffer, 0.0)
+        recover(buffer, Moment(0.0))
 
 
 def test_a_disk_that_does_not_let_it_be_read_is_no_damage(buffer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +153,12 @@ def test_a_disk_that_does_not_let_it_be_read_is_no_damage(buffer: Path, monkeypa
 
     monkeypatch.setattr("gateway.writeback.journal.integrity_check.connect_reading", broken)
     with pytest.raises(BufferUnavailable, match="disk I/O error"):
-        recover(buffer, 0.0)
+        recover(buffer, Moment(0.0))
 
 
 def test_a_file_is_known_by_whatever_refers_to_it(buffer: Path) -> None:
     """Its own row may be the one that is damaged."""
     change(buffer, "UPDATE files SET name = replace(name, 'w0/', 'w1/')")
     staged = {name for name in files(buffer) if name.startswith("staged/")}
-    assert recover(buffer, 0.0).removed_files == 0
+    assert recover(buffer, Moment(0.0)).removed_files == 0
     assert staged <= files(buffer).keys()

@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.errors import BufferRefused, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
 from gateway.writeback.journal.journal import STEADY_SECONDS, Journal
@@ -63,7 +63,7 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
             stored = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x")))
             assert other.pending_keys.may_be(key("a"))
             assert latest(other, key("a")) == stored.etag
-            await other.change(lambda tx: tx.settle(stored.id, stored.etag, 50.0))
+            await other.change(lambda tx: tx.settle(stored.id, stored.etag, Moment(50.0)))
             await other.tidy()
             assert not journal.pending_keys.may_be(key("a"))
             assert latest(journal, key("a")) is None
@@ -172,7 +172,7 @@ def test_a_change_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     def fail(tx: JournalTransaction) -> None:
         tx.open_upload(upload("never", key("a")))
         never = tx.acknowledge(pending(key("never"), "never"))
-        assert tx.discard(never.id, 2.0, only_conflict=False)
+        assert tx.discard(never.id, Moment(2.0), only_conflict=False)
         raise KeyError("no such thing")
 
     async def scenario(journal: Journal, freed: list[str]) -> None:
@@ -207,9 +207,9 @@ def test_files_are_given_back_after_the_commit(tmp_path: Path) -> None:
 
     async def scenario(journal: Journal, freed: list[str]) -> None:
         await journal.change(lambda tx: tx.open_upload(upload("u", key("a"))))
-        await journal.change(lambda tx: tx.put_part("u", part(1, "p"), 1.0))
+        await journal.change(lambda tx: tx.put_part("u", part(1, "p"), Moment(1.0)))
         assert freed == []
-        await journal.change(lambda tx: tx.abort("u", 1.0))
+        await journal.change(lambda tx: tx.abort("u", Moment(1.0)))
         assert freed == ["p"]
 
     with_journal(tmp_path, scenario)
@@ -435,12 +435,12 @@ def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_
     async def scenario(journal: Journal, freed: list[str]) -> None:
         first = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "first")))
         await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "second")))
-        await journal.change(lambda tx: tx.settle(first.id, first.etag, 50.0))
+        await journal.change(lambda tx: tx.settle(first.id, first.etag, Moment(50.0)))
         assert freed == ["first"]
         assert journal.read(lambda tx: tx.left_behind()) == ["first"]
         removed: list[str] = []
         other = Journal(tmp_path, removed.extend, worker=1)
-        other.take_over(60.0)
+        other.take_over(Moment(60.0))
         other.close()
         assert removed == ["first"]
         assert journal.read(lambda tx: tx.left_behind()) == []

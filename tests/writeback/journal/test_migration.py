@@ -203,7 +203,7 @@ def test_chains_and_conflicts_are_what_they_were(tx: JournalTransaction) -> None
     assert (first.state, first.etag, turn(tx, first).due_at) == (State.PUBLISHING, '"s"', 0.0)
     second = latest(tx, "sending")
     assert turn(tx, second) == Turn(None, after_sequence=first.sequence)
-    tx.settle(first.id, '"s"', 1100.0)
+    tx.settle(first.id, '"s"', Moment(1100.0))
     assert (latest(tx, "sending").expected, turn(tx, second).due_at) == (ExpectedVersion(('"s"',)), 1100.0)
     conflict = latest(tx, "conflict")
     assert (conflict.state, turn(tx, conflict).due_at) == (State.CONFLICT, None)
@@ -217,7 +217,7 @@ def test_a_marker_waits_for_what_was_there_before(tx: JournalTransaction) -> Non
     marker = replace(latest(tx, "waiting"), spec=spec(key("é/_SUCCESS")), behind="é/")
     stored = tx.acknowledge(replace(marker, sequence=0))
     assert turn(tx, stored).after_sequence == latest(tx, "é/x").sequence
-    tx.settle(latest(tx, "é/x").id, '"x"', 1100.0)
+    tx.settle(latest(tx, "é/x").id, '"x"', Moment(1100.0))
     assert turn(tx, stored).due_at == 1100.0
 
 
@@ -259,7 +259,7 @@ def test_how_uploads_ended_is_told_as_before(tx: JournalTransaction) -> None:
     done = UploadOutcome("u-done", key("z"), 970.0, '"e-2"', digest_of((1, "a"), (2, "b")))
     assert tx.ended("u-done") == done
     assert tx.ended("u-aborted") == UploadOutcome("u-aborted", key("z"), 980.0, None, digest_of())
-    tx.forget_ended(975.0 + ENDED_KEPT_SECONDS)
+    tx.forget_ended(Moment(975.0 + ENDED_KEPT_SECONDS))
     assert (tx.ended("u-done"), tx.ended("u-aborted") is not None) == (None, True)
 
 
@@ -511,7 +511,7 @@ def test_a_directory_of_version_1_is_flushed(tmp_path: Path) -> None:
     """Put in order, read, and brought to the origin with its ETag."""
     contents = [os.urandom(5 * 2**20), os.urandom(100_000)]
     directory = _with_real_files(tmp_path, contents, lambda _: None)
-    recovered = recover(directory, 2000.0)
+    recovered = recover(directory, Moment(2000.0))
     assert (recovered.pending, recovered.uploads, recovered.removed_files) == (1, 0, 0)
 
     async def scenario(buffer: Buffer) -> None:
@@ -550,7 +550,7 @@ def test_what_is_damaged_of_version_1_is_named_by_the_export(path: Path, tmp_pat
 def test_recovery_of_a_directory_of_version_1_is_that_of_any(path: Path) -> None:
     """It is whole, becomes one of version 2, and what it told is told."""
     assert check_journal(path.parent)
-    recovered = recover(path.parent, 2000.0)
+    recovered = recover(path.parent, Moment(2000.0))
     assert (recovered.pending, recovered.uploads, recovered.orphans) == (8, 3, 3)
     assert check_journal(path.parent)
-    assert asyncio.run(asyncio.to_thread(recover, path.parent, 2000.0)).pending == 8
+    assert asyncio.run(asyncio.to_thread(recover, path.parent, Moment(2000.0))).pending == 8

@@ -50,9 +50,9 @@ def connection() -> Iterator[sqlite3.Connection]:
                 tx.wait(stored.id, Turn(stored.acknowledged_at), Turn(NOW + 9e4, 3, NOW, "refused", Priority.RETRY))
         for number in range(2_000):
             tx.open_upload(upload(f"u{number}", key(f"d{number % 100:02}/u{number:06}")))
-            tx.put_part(f"u{number}", part(1, f"p{number}"), NOW)
+            tx.put_part(f"u{number}", part(1, f"p{number}"), Moment(NOW))
             tx.open_upload(upload(f"e{number}", key(f"e{number:06}")))
-            tx.abort(f"e{number}", NOW)
+            tx.abort(f"e{number}", Moment(NOW))
             tx.record_own_write(key(f"own{number:06}"), LastOwnWrite(NOW, '"e"'))
         connection.execute("COMMIT")
         yield connection
@@ -109,25 +109,25 @@ def _completed_at_origin(tx: JournalTransaction) -> None:
     made = replace(pending(opened.key, parts=list(tx.parts(opened.id)), multipart=True), upload_id="u7")
     assert tx.complete_at_origin(made)
     tx.answer(opened.id, "ServiceUnavailable", is_over=False)
-    tx.completed(opened.id, '"e"', NOW)
+    tx.completed(opened.id, '"e"', Moment(NOW))
 
 
 def _began(tx: JournalTransaction) -> None:
     asked = tx.ask(key("d07/new"), "slot", CreateAttempt(0, Moment(NOW)))
     opened = tx.open_upload(upload("new", key("d07/new")))
     tx.begun(opened.id, "o", asked)
-    tx.put_part("new", part(1, "new"), NOW)
+    tx.put_part("new", part(1, "new"), Moment(NOW))
     tx.part_sent(opened.id, replace(part(1, "new"), origin_etag='"e"'))
     tx.rest(opened.id, Turn(NOW), Turn(NOW + 1, priority=Priority.UPLOAD))
     tx.start_over(opened.id, NOW)
-    tx.abort("new", NOW)
+    tx.abort("new", Moment(NOW))
 
 
 def _sent(tx: JournalTransaction) -> None:
     write = a_write(tx)
     tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
     tx.acknowledge(pending(write.key, "following"))
-    tx.settle(write.id, '"e"', NOW)
+    tx.settle(write.id, '"e"', Moment(NOW))
 
 
 def _looked(tx: JournalTransaction) -> None:
@@ -159,7 +159,7 @@ REQUESTS: dict[str, Callable[[JournalTransaction], object]] = {
     "failed": lambda tx: tx.wait(a_write(tx).id, Turn(99.5), Turn(NOW, 1, NOW, "x", Priority.RETRY)),
     "conflict": lambda tx: (
         tx.keep(a_write(tx).id, "x"),
-        tx.discard(a_write(tx).id, NOW, only_conflict=True),
+        tx.discard(a_write(tx).id, Moment(NOW), only_conflict=True),
     ),
     "aborting": lambda tx: (tx.are_any_aborting(), tx.aborting()),
     "taken over": lambda tx: tx.mark_all_in_doubt(Moment(NOW), 1),
@@ -201,7 +201,7 @@ def test_forgetting_takes_so_many_at_once(connection: sqlite3.Connection) -> Non
     connection.execute("BEGIN")
     try:
         with watched(connection) as (steps, _):
-            assert tx.forget_ended(NOW + 1e6, 100)
+            assert tx.forget_ended(Moment(NOW + 1e6), 100)
     finally:
         connection.execute("ROLLBACK")
     assert steps[0] < 60_000

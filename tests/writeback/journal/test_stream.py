@@ -34,9 +34,9 @@ def write_some(connection: sqlite3.Connection) -> list[Write]:
     """Objects, an upload with a part, something that was flushed."""
     tx = JournalTransaction(connection, PlainPresence())
     made = [tx.acknowledge(pending(key(name), name)) for name in ("a", "é", "flushed", "z€")]
-    tx.settle(made[2].id, '"e"', 5.0)
+    tx.settle(made[2].id, '"e"', Moment(5.0))
     tx.open_upload(upload("node.u", key("open")))
-    tx.put_part("node.u", part(3, "part"), 2.0)
+    tx.put_part("node.u", part(3, "part"), Moment(2.0))
     tx.ask(key("asked"), "slot", CreateAttempt(0, Moment(1.0)))
     return made
 

@@ -74,7 +74,7 @@ def made_of(opened: Write, *numbers: int) -> Write:
 def opened_with(tx: JournalTransaction, at: ObjectKey, *numbers: int, upload_id: str = "u") -> Write:
     opened = tx.open_upload(upload(upload_id, at))
     for number in numbers:
-        assert tx.put_part(upload_id, part(number, f"p{number}"), NOW)
+        assert tx.put_part(upload_id, part(number, f"p{number}"), Moment(NOW))
     return opened
 
 
@@ -85,18 +85,18 @@ def test_a_part_replaces_the_one_of_its_number(tx: JournalTransaction) -> None:
     """The client sees the later part, and the earlier one's file is given back."""
     opened = tx.open_upload(upload("u", KEYS[0]))
     first, second = part(1, "first"), part(1, "second")
-    assert tx.put_part("u", first, NOW)
-    assert tx.put_part("u", second, NOW)
+    assert tx.put_part("u", first, Moment(NOW))
+    assert tx.put_part("u", second, Moment(NOW))
     assert list(tx.parts(opened.id)) == [second]
     assert tx.freed == [first.file.name]
 
 
 def test_a_part_of_no_upload_is_refused(tx: JournalTransaction) -> None:
     """NoSuchUpload, for uploads that never were and for those that are over; nothing is kept of it."""
-    assert not tx.put_part("u", part(1, "p"), NOW)
+    assert not tx.put_part("u", part(1, "p"), Moment(NOW))
     tx.open_upload(upload("u", KEYS[0]))
-    tx.abort("u", NOW)
-    assert not tx.put_part("u", part(1, "p"), NOW)
+    tx.abort("u", Moment(NOW))
+    assert not tx.put_part("u", part(1, "p"), Moment(NOW))
     assert not tx.knows_file(part(1, "p").file.name)
 
 
@@ -107,7 +107,7 @@ def test_a_part_has_its_upload_be_looked_at(tx: JournalTransaction) -> None:
     assert of(tx.upload("u")).touched == Moment(NOW)
     seen = turn(tx, opened)
     tx.wait(opened.id, seen, Turn(NOW + 60, 3, NOW, "refused", Priority.UPLOAD))
-    tx.put_part("u", part(2, "p2"), NOW + 1)
+    tx.put_part("u", part(2, "p2"), Moment(NOW + 1))
     assert turn(tx, opened).due_at == NOW + 60
     assert [one.number for one in tx.unsent_parts(opened.id, 10)] == [1, 2]
     assert [one.number for one in tx.unsent_parts(opened.id, 1)] == [1]
@@ -119,12 +119,12 @@ def test_what_the_origin_is_completing_is_not_aborted(tx: JournalTransaction) ->
     opened = opened_with(tx, KEYS[0], 1)
     assert tx.complete_at_origin(replace(made_of(opened, 1), asked_as="a"))
     assert not tx.is_being_completed(of(tx.upload("u")))
-    tx.settle(before.id, '"before"', NOW)
+    tx.settle(before.id, '"before"', Moment(NOW))
     assert tx.is_being_completed(of(tx.upload("u")))
-    assert not tx.abort("u", NOW)
+    assert not tx.abort("u", Moment(NOW))
     assert len(list(tx.parts(opened.id))) == 1
     tx.answer(opened.id, "ServiceUnavailable", is_over=False)
-    assert tx.abort("u", NOW)
+    assert tx.abort("u", Moment(NOW))
     assert tx.upload("u") is None
 
 
@@ -141,9 +141,9 @@ def test_complete_keeps_the_chosen_parts_and_gives_the_others_back(tx: JournalTr
     assert tx.upload("u") is None
     expected = UploadOutcome("u", KEYS[0], made.acknowledged_at, made.etag, "these parts", made.checksums)
     assert tx.ended("u") == expected
-    tx.settle(stored.id, made.etag, NOW)
+    tx.settle(stored.id, made.etag, Moment(NOW))
     assert tx.ended("u") == expected
-    tx.forget_ended(made.acknowledged_at + ENDED_KEPT_SECONDS + 1)
+    tx.forget_ended(Moment(made.acknowledged_at + ENDED_KEPT_SECONDS + 1))
     assert tx.ended("u") is None
 
 
@@ -152,7 +152,7 @@ def test_a_part_that_was_replaced_meanwhile_makes_no_object(tx: JournalTransacti
     """Complete names the bytes that it has seen: with others it would be another object."""
     opened = opened_with(tx, KEYS[0], 1)
     made = made_of(opened, 1)
-    tx.put_part("u", part(1, "later"), NOW)
+    tx.put_part("u", part(1, "later"), Moment(NOW))
     assert not (tx.complete_at_origin(made) if at_origin else tx.complete(made))
     assert of(tx.upload("u")).state is State.OPEN
 
@@ -164,7 +164,7 @@ def test_of_two_uploads_that_were_begun_for_one_write_the_first_counts(tx: Journ
     assert of(tx.begun(opened.id, "o1", first)).origin_upload_id == "o1"
     assert of(tx.begun(opened.id, "o2", second)).origin_upload_id == "o1"
     assert [one.origin_upload_id for one in tx.aborting()] == ["o2", None]
-    tx.abort("u", NOW)
+    tx.abort("u", Moment(NOW))
     assert tx.begun(opened.id, "o3", third) is None
     assert {one.origin_upload_id for one in tx.aborting()} == {"o1", "o2", "o3"}
     assert all(turn(tx, one).due_at is not None for one in tx.aborting())
@@ -235,7 +235,7 @@ def test_the_newest_is_what_was_acknowledged_last(tx: JournalTransaction) -> Non
     assert tx.newest() == 0
     first, second = tx.acknowledge(pending(key("b"), "b")), tx.acknowledge(pending(key("a"), deleted=True))
     assert tx.newest() == second.sequence > first.sequence
-    tx.discard(second.id, NOW, only_conflict=False)
+    tx.discard(second.id, Moment(NOW), only_conflict=False)
     assert tx.newest() == first.sequence
 
 
@@ -246,7 +246,7 @@ def test_what_may_have_reached_the_origin_is_settled_before_what_follows(tx: Jou
     following = tx.acknowledge(pending(KEYS[0], "two"))
     assert [one.sequence for one in tx.waiting(0, 10)] == [sent.sequence, following.sequence]
     assert turn(tx, following) == Turn(None, after_sequence=sent.sequence)
-    tx.settle(sent.id, '"one"', NOW)
+    tx.settle(sent.id, '"one"', Moment(NOW))
     assert of(tx.earliest(KEYS[0])) == replace(following, expected=ExpectedVersion(('"one"',)), parts=())
     assert turn(tx, following).due_at == NOW
 
@@ -255,7 +255,7 @@ def test_what_is_not_as_it_was_taken_for_is_not_changed(tx: JournalTransaction) 
     """Somebody else was there before."""
     sent = tx.acknowledge(pending(KEYS[0], "one"))
     assert not tx.change(replace(sent, state=State.COMMITTED), State.PUBLISHING)
-    tx.settle(sent.id, None, NOW)
+    tx.settle(sent.id, None, Moment(NOW))
     assert not tx.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
 
 
@@ -265,7 +265,7 @@ def test_what_this_gateway_has_written_since_is_no_surprise(
 ) -> None:
     """The flush expects what an own flush has left since the origin was asked; what was asked later holds."""
     settled = tx.acknowledge(pending(KEYS[0], "one"))
-    tx.settle(settled.id, '"own"', 50.0)
+    tx.settle(settled.id, '"own"', Moment(50.0))
     stored = tx.acknowledge(replace(pending(KEYS[0], "two"), expected=ExpectedVersion(('"other"',), asked_at=asked_at)))
     assert stored.expected.etags == (expected,)
 
@@ -294,7 +294,7 @@ def test_what_follows_a_complete_at_the_origin_expects_its_version(tx: JournalTr
     assert tx.complete_at_origin(made_of(opened, 1))
     following = tx.acknowledge(pending(KEYS[0], "two"))
     assert turn(tx, following).after_sequence == of(tx.write(opened.id)).sequence
-    tx.completed(opened.id, '"made there"', NOW)
+    tx.completed(opened.id, '"made there"', Moment(NOW))
     assert of(tx.latest(KEYS[0])).expected == ExpectedVersion(('"made there"',))
     assert turn(tx, following).due_at == NOW
     assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"made there"')
@@ -308,7 +308,7 @@ def test_what_is_behind_a_complete_that_comes_to_nothing_expects_what_was_before
     opened = opened_with(tx, KEYS[0], 1)
     assert tx.complete_at_origin(made_of(opened, 1))
     following = tx.acknowledge(pending(KEYS[0], "two"))
-    tx.settle(sent.id, '"one"', NOW)
+    tx.settle(sent.id, '"one"', Moment(NOW))
     tx.answer(opened.id, "PreconditionFailed", is_over=True)
     assert of(tx.earliest(KEYS[0])).id == following.id
     assert of(tx.latest(KEYS[0])).expected == ExpectedVersion(('"one"',))
@@ -352,7 +352,7 @@ def test_nothing_waits_for_ever_for_a_complete_of_which_nobody_knows(tx: Journal
     tx.leave_order(opened.id, NOW)
     assert turn(tx, following).due_at == NOW
     assert of(tx.write(opened.id)).is_completed_at_origin
-    tx.completed(opened.id, '"made there"', NOW)
+    tx.completed(opened.id, '"made there"', Moment(NOW))
     assert of(tx.latest(KEYS[0])).expected == ExpectedVersion(('"old"', '"made there"'))
     assert tx.upload("u") is None
 
@@ -362,8 +362,19 @@ def test_a_later_forwarded_change_is_not_taken_for_the_complete_before_it(tx: Jo
     opened = opened_with(tx, KEYS[0], 1)
     tx.complete_at_origin(made_of(opened, 1))
     tx.record_own_write(KEYS[0], LastOwnWrite(NOW + 1, known=False))
-    tx.completed(opened.id, '"e"', NOW)
+    tx.completed(opened.id, '"e"', Moment(NOW))
     assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW + 1, known=False)
+
+
+def test_what_was_done_before_the_clock_went_back_was_done_before(tx: JournalTransaction) -> None:
+    """A deletion by a clock that was an hour ahead is not later than the object that was completed after it."""
+    opened = opened_with(tx, KEYS[0], 1)
+    tx.complete_at_origin(made_of(opened, 1))
+    tx.record_own_write(KEYS[0], LastOwnWrite.now(Moment(NOW + 3600.0, 10.0, "boot")))
+    tx.completed(opened.id, '"e"', Moment(NOW, 17.0, "boot"))
+    own = tx.last_own_write(KEYS[0])
+    assert own is not None
+    assert own.etag == '"e"'
 
 
 def test_a_copy_keeps_the_files_that_it_shares(tx: JournalTransaction) -> None:
@@ -371,10 +382,10 @@ def test_a_copy_keeps_the_files_that_it_shares(tx: JournalTransaction) -> None:
     one = part(1, "shared")
     first = tx.acknowledge(pending(KEYS[0], parts=(one,)))
     second = tx.acknowledge(pending(KEYS[1], parts=(one,)))
-    tx.settle(first.id, None, 50.0)
+    tx.settle(first.id, None, Moment(50.0))
     assert tx.freed == []
     assert tx.knows_file(one.file.name)
-    tx.discard(second.id, NOW, only_conflict=False)
+    tx.discard(second.id, Moment(NOW), only_conflict=False)
     assert tx.freed == [one.file.name]
     assert not tx.knows_file(one.file.name)
 
@@ -382,7 +393,7 @@ def test_a_copy_keeps_the_files_that_it_shares(tx: JournalTransaction) -> None:
 def test_sequences_are_never_given_twice(tx: JournalTransaction) -> None:
     """Also when the last one is gone: what a sequence means is for ever, and so is an id."""
     first = tx.acknowledge(pending(KEYS[0]))
-    tx.discard(first.id, NOW, only_conflict=False)
+    tx.discard(first.id, Moment(NOW), only_conflict=False)
     second = tx.acknowledge(pending(KEYS[0]))
     assert second.sequence > first.sequence
     assert second.id > first.id
@@ -403,7 +414,7 @@ def test_a_deletion_of_what_the_origin_never_had_keeps_nobody_waiting(tx: Journa
 def test_a_deletion_behind_what_has_just_been_flushed_is_carried_out(tx: JournalTransaction) -> None:
     """It was pending when somebody looked: the origin has it now."""
     stored = tx.acknowledge(pending(KEYS[0], "x"))
-    tx.settle(stored.id, stored.etag, NOW)
+    tx.settle(stored.id, stored.etag, Moment(NOW))
     assert of(tx.write_tombstone(pending(KEYS[0], deleted=True))).expected == ExpectedVersion((stored.etag,))
 
 
@@ -450,7 +461,7 @@ def test_what_may_have_arrived_is_expected_when_it_was_given_up(tx: JournalTrans
     sent = tx.acknowledge(replace(pending(KEYS[0], "one"), expected=ExpectedVersion(('"old"',))))
     tx.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
     tx.acknowledge(pending(KEYS[0], "two"))
-    assert tx.discard(sent.id, NOW, only_conflict=False)
+    assert tx.discard(sent.id, Moment(NOW), only_conflict=False)
     assert of(tx.latest(KEYS[0])).expected == ExpectedVersion(('"old"', sent.etag))
     assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW, known=False)
 
@@ -460,7 +471,7 @@ def test_a_write_begun_anew_is_sent_anew(tx: JournalTransaction) -> None:
     opened = opened_with(tx, KEYS[0], 1)
     elsewhere = part(2, "p2")
     elsewhere = replace(elsewhere, file=replace(elsewhere.file, name=""), origin_etag='"p2"')
-    tx.put_part("u", elsewhere, NOW)
+    tx.put_part("u", elsewhere, Moment(NOW))
     tx.begun(opened.id, "o", tx.ask(KEYS[0], "slot", CreateAttempt(0, Moment(NOW))))
     tx.part_sent(opened.id, replace(part(1, "p1"), origin_etag='"p1"'))
     assert tx.unsent_parts(opened.id, 10) == []
@@ -493,7 +504,7 @@ def test_a_damaged_row_is_given_up_by_a_person_alone(tx: JournalTransaction) -> 
     tx.begin_epoch(NOW)
     assert (turn(tx, stored).due_at, turn(tx, stored).damaged) == (NOW, False)
     assert turn(tx, following).due_at is None
-    assert tx.discard(stored.id, NOW, only_conflict=True)
+    assert tx.discard(stored.id, Moment(NOW), only_conflict=True)
     assert "x" in tx.freed
     assert turn(tx, following).due_at == NOW
     assert tx.usage("slot").objects == 1
@@ -539,7 +550,7 @@ def test_who_fails_again_does_not_sleep_through_what_was_asked_meanwhile(tx: Jou
     """Somebody has had it be due anew while it was looked at: what has come to nothing is looked at again at once."""
     opened = opened_with(tx, KEYS[0], 1)
     seen = turn(tx, opened)
-    tx.put_part("u", part(2, "p2"), NOW + 5)
+    tx.put_part("u", part(2, "p2"), Moment(NOW + 5))
     tx.wait(opened.id, seen, Turn(NOW + 600, priority=Priority.UPLOAD))
     assert turn(tx, opened).due_at == NOW + 5
     tx.rest(opened.id, turn(tx, opened), Turn(NOW + 600, priority=Priority.UPLOAD))
@@ -610,13 +621,13 @@ def test_a_clock_that_went_back_puts_nothing_off(tx: JournalTransaction) -> None
     for one, due_at in zip(writes, ends, strict=True):
         tx.wait(one.id, turn(tx, one), Turn(due_at, 1, NOW, "refused", Priority.RETRY))
     tx.open_upload(upload("over", key("over")))
-    tx.abort("over", NOW)
+    tx.abort("over", Moment(NOW))
     fresh = tx.acknowledge(replace(pending(key("fresh"), "fresh"), acknowledged_at=NOW + 1))
     completing = opened_with(tx, key("completing"), 1, upload_id="waited for")
     made = replace(made_of(completing, 1), touched=Moment(NOW + RETRY_SECONDS_MAX + 1))
     assert tx.complete_at_origin(made)
     assert turn(tx, fresh).due_at == NOW + 1
-    tx.set_right(NOW)
+    tx.set_right(Moment(NOW))
     assert {turn(tx, one).due_at for one in (fresh, completing)} == {NOW}
     assert [turn(tx, one).due_at for one in writes] == [NOW, ends[1], NOW, ends[3]]
     assert tx.ended("over") is not None
@@ -639,13 +650,13 @@ def test_what_has_ended_is_forgotten_a_day_later_and_bounded(
     """Some at once: writers wait meanwhile. Of more than are remembered the oldest go."""
     for number in range(30):
         tx.open_upload(upload(f"u{number}", KEYS[0]))
-        tx.abort(f"u{number}", NOW + number)
+        tx.abort(f"u{number}", Moment(NOW + number))
     late = NOW + ENDED_KEPT_SECONDS + 10.5
-    assert tx.forget_ended(late, 8)
-    assert not tx.forget_ended(late, 8)
+    assert tx.forget_ended(Moment(late), 8)
+    assert not tx.forget_ended(Moment(late), 8)
     assert [number for number in range(30) if tx.ended(f"u{number}")] == list(range(11, 30))
     monkeypatch.setattr(transaction, "ENDED_MAX", 5)
-    while tx.forget_ended(late, 8):
+    while tx.forget_ended(Moment(late), 8):
         pass
     assert [number for number in range(30) if tx.ended(f"u{number}")] == list(range(25, 30))
 
@@ -658,12 +669,12 @@ def test_own_doings_are_forgotten_when_nobody_can_ask_for_them(
         tx.record_own_write(key(f"k{number:02}"), LastOwnWrite(NOW + number, '"e"'))
     tx.open_upload(upload("u", key("k03")))
     late = NOW + LAST_OWN_WRITE_KEPT_SECONDS + 10
-    while tx.forget_ended(late, 4):
+    while tx.forget_ended(Moment(late), 4):
         pass
     left = [number for number in range(20) if tx.last_own_write(key(f"k{number:02}")) is not None]
     assert left == [3, *range(10, 20)]
     monkeypatch.setattr(transaction, "LAST_OWN_WRITES_MAX", 4)
-    while tx.forget_ended(late, 4):
+    while tx.forget_ended(Moment(late), 4):
         pass
     assert [number for number in range(20) if tx.last_own_write(key(f"k{number:02}")) is not None] == [16, 17, 18, 19]
 
@@ -726,7 +737,7 @@ def test_what_is_known_of_an_origin_and_is_damaged_is_not_known(tx: JournalTrans
     assert own.seconds_after(Moment(NOW + 1e9)) >= 0
     stored = tx.acknowledge(pending(KEYS[0], "x"))
     assert stored.expected == pending(KEYS[0], "x").expected
-    tx.settle(stored.id, '"e"', NOW)
+    tx.settle(stored.id, '"e"', Moment(NOW))
     assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"e"')
     tx.learn("bucket", BucketCapabilities(True, False, 2.0))
     assert tx.capabilities("bucket") == BucketCapabilities(True, False, 2.0)
@@ -748,7 +759,7 @@ def test_an_own_object_of_parts_is_known_as_long_as_it_may_be_taken_for_anothers
 def test_what_is_done_to_an_origin_and_is_damaged_is_forgotten_in_time(tx: JournalTransaction) -> None:
     tx.record_own_write(KEYS[0], LastOwnWrite(NOW, '"e"'))
     tx._rows.execute("UPDATE origin SET record = zeroblob(50)")
-    tx.forget_ended(NOW + LAST_OWN_WRITE_KEPT_SECONDS + 10)
+    tx.forget_ended(Moment(NOW + LAST_OWN_WRITE_KEPT_SECONDS + 10))
     assert tx.last_own_writes() == 0
 
 

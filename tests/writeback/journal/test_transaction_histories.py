@@ -174,7 +174,7 @@ class Histories(RuleBasedStateMachine):
         if not is_here:
             self.made.remove(stored.file.name)
             stored = replace(stored, file=replace(stored.file, name=""), origin_etag=stored.file.etag)
-        assert self.tx.put_part(one.write.upload_id or "", stored, NOW)
+        assert self.tx.put_part(one.write.upload_id or "", stored, Moment(NOW))
         one.parts[number] = stored
         one.write = replace(one.write, touched=Moment(NOW))
 
@@ -243,7 +243,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def origin_completes(self, data: st.DataObject) -> None:
         one = self.pick(data, lambda one: is_asked_for(one) and not blockers(one, self.mine))
-        self.tx.completed(one.write.id, '"made there"', NOW)
+        self.tx.completed(one.write.id, '"made there"', Moment(NOW))
         if in_order(one):
             self.over(one, ExpectedVersion.exactly('"made there"'), '"made there"')
             return
@@ -267,10 +267,10 @@ class Histories(RuleBasedStateMachine):
         one = self.pick(data, is_open)
         is_at_origin = one.write.is_completed_at_origin and one.write.answer is None
         is_busy = is_at_origin and self.tx.is_being_completed(one.write)  # not where it waits for one before it
-        assert self.tx.abort(one.write.upload_id or "", NOW) == (not is_busy)
+        assert self.tx.abort(one.write.upload_id or "", Moment(NOW)) == (not is_busy)
         if is_busy:
             return
-        assert not self.tx.abort(one.write.upload_id or "", NOW)
+        assert not self.tx.abort(one.write.upload_id or "", Moment(NOW))
         self.doom(one.write.origin_upload_id)
         self.gone(one, None)
 
@@ -378,7 +378,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), etag=st.sampled_from([None, '"e"']), is_open=st.booleans())
     def settle(self, data: st.DataObject, etag: str | None, *, is_open: bool) -> None:
         one = self.pick(data, self.may_begin)
-        self.tx.settle(one.write.id, etag, NOW, upload_may_be_open=is_open)
+        self.tx.settle(one.write.id, etag, Moment(NOW), upload_may_be_open=is_open)
         if is_open:
             self.doom(one.write.origin_upload_id)
         self.over(one, ExpectedVersion.exactly(etag))
@@ -402,9 +402,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
         one = self.pick(data, is_pending)
-        assert self.tx.discard(one.write.id, NOW, only_conflict=True) == is_conflict(one)
+        assert self.tx.discard(one.write.id, Moment(NOW), only_conflict=True) == is_conflict(one)
         if not is_conflict(one):
-            assert self.tx.discard(one.write.id, NOW, only_conflict=False)
+            assert self.tx.discard(one.write.id, Moment(NOW), only_conflict=False)
         self.doom(one.write.origin_upload_id)
         expected = one.write.expected
         if one.write.state is State.PUBLISHING:
@@ -570,11 +570,11 @@ def _settle_all(tx: JournalTransaction, left: dict[int, Mine], dice: random.Rand
             one.write = replace(one.write, state=State.COMMITTED)
             continue
         if is_conflict(one):
-            assert tx.discard(write_id, NOW, only_conflict=True)
+            assert tx.discard(write_id, Moment(NOW), only_conflict=True)
         elif is_pending(one):
-            tx.settle(write_id, '"e"', NOW)
+            tx.settle(write_id, '"e"', Moment(NOW))
         elif dice.random() < 0.5:
-            tx.completed(write_id, '"e"', NOW)
+            tx.completed(write_id, '"e"', Moment(NOW))
         else:
             tx.answer(write_id, "PreconditionFailed", is_over=True)
         del left[write_id]
@@ -591,5 +591,5 @@ def test_own_doings_outlive_what_has_done_them() -> None:
         prepare(connection)
         tx = JournalTransaction(connection, PlainPresence())
         stored = tx.acknowledge(pending(KEYS[0], "one"))
-        tx.settle(stored.id, '"e"', NOW)
+        tx.settle(stored.id, '"e"', Moment(NOW))
         assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"e"')
