@@ -50,6 +50,9 @@ UNCLEAR_SECONDS = 10.0
 ONCE = "crowd"
 """Keys that begin so are written once."""
 
+LOOKED_AT_SECONDS = 60.0
+"""So soon the node has seen which ETag the origin has made."""
+
 FULL_SECONDS = 60.0
 """So long behind a full disk a node may still go past it."""
 
@@ -74,7 +77,8 @@ class Judge:
         self.healthy_since: dict[str, float] = {}
         self.told_upload_ids: set[str] = set()
         """Of uploads that clients have begun, as they were told."""
-        self.differs_since: dict[tuple[str, bool], float] = {}
+        self._differs: dict[tuple[str, bool], tuple[float, str]] = {}
+        """Since when the origin shows other ETags than were answered, and of which key."""
         """By bucket, and whether it is about objects of parts."""
         self.kept: Callable[[], Kept] = lambda: NOTHING_KEPT
         """What the node says that it keeps."""
@@ -105,6 +109,7 @@ class Judge:
         value = None if change.after is None else change.after.content.read(0, change.after.size_bytes)
         if change.by == OTHERS:
             history.others.append((change.at, value))
+            self._forget_difference(bucket, change)
             return
         self._check_others_are_kept(bucket, change, history)
         sent = self.origin.spoiled.get(value, value) if value is not None else None
@@ -162,7 +167,14 @@ class Judge:
         if not ours or change.after is None or any(one.etag in (None, change.after.etag) for one in ours):
             return
         for of_parts in self._alike(ours[0].etag):
-            self.differs_since.setdefault((bucket, of_parts), change.at)
+            self._differs.setdefault((bucket, of_parts), (change.at, change.key))
+
+    def _forget_difference(self, bucket: str, change: Change) -> None:
+        """Nobody can tell any more what the origin made, where its answer was lost, or an error."""
+        for of_parts in (False, True):
+            since, key = self._differs.get((bucket, of_parts), (-math.inf, ""))
+            if key == change.key and change.at < since + LOOKED_AT_SECONDS:
+                del self._differs[bucket, of_parts]
 
     def _alike(self, etag: str | None) -> set[bool]:
         """Whether an ETag says of objects of parts, and of others, what theirs are."""
@@ -174,9 +186,9 @@ class Judge:
         is_slow = seconds > ACKNOWLEDGED_WITHIN_SECONDS and not self._had_no_room(attempt.begun)
         if attempt.absorbed and attempt.value is not None and is_slow:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
-        differs = self.differs_since.get((bucket, is_of_parts(attempt.etag or "")))
+        differs, _ = self._differs.get((bucket, is_of_parts(attempt.etag or "")), (math.inf, ""))
         is_unseen = bucket in self.origin.refused  # then the node may not read back what it was
-        if attempt.absorbed and differs is not None and not is_unseen and attempt.begun > differs + 60.0:
+        if attempt.absorbed and not is_unseen and attempt.begun > differs + LOOKED_AT_SECONDS:
             self.violated("ETags are the origin's", f"{key} was told an ETag that the origin will not show")
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:
