@@ -59,6 +59,7 @@ from gateway.writeback.flushing.state import (
     MarkConflict,
     Note,
     PartSent,
+    ProbeAgain,
     Progress,
     Refused,
     Request,
@@ -67,7 +68,6 @@ from gateway.writeback.flushing.state import (
     SendPart,
     Settle,
     StartOver,
-    Suspect,
     Unmark,
     Wait,
 )
@@ -462,7 +462,7 @@ class _Run:
         end: End | None = None
         for one in instructions:
             match one:
-                case Learn() | Suspect() | Unmark() | StartOver():
+                case Learn() | ProbeAgain() | Unmark() | StartOver():
                     await self._note(one)
                 case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
                     end = one
@@ -591,8 +591,8 @@ class _Run:
         match note:
             case Learn():
                 await self._journal.change(lambda tx: _learn(tx, write.key.bucket, note, now))
-            case Suspect():
-                await self._journal.change(lambda tx: _suspect(tx, write.key.bucket, now))
+            case ProbeAgain():
+                await self._journal.change(lambda tx: _probe_again(tx, write.key.bucket, now))
             case Unmark():
                 unmarked = replace(write, state=State.COMMITTED)
                 self._progress.write = unmarked
@@ -714,7 +714,7 @@ def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> Non
         tx.learn_conditions(bucket, replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
 
 
-def _suspect(tx: JournalTransaction, bucket: str, now: float) -> None:
+def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
     """Probed again, but not each time: others may be quick to change a key, and to change it back."""
     capabilities = tx.capabilities(bucket)
     if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:

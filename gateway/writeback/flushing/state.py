@@ -213,7 +213,7 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class ProbeAgain:
     """The bucket refuses what was asked under a condition that holds: what it honours is to be found out anew."""
 
 
@@ -293,7 +293,7 @@ class Wait:
 
 
 Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | Seek | Abort
-Note: TypeAlias = Learn | Suspect | Unmark | StartOver
+Note: TypeAlias = Learn | ProbeAgain | Unmark | StartOver
 End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait
 Instruction: TypeAlias = Request | Note | End
 
@@ -671,7 +671,7 @@ class Progress:
             return self._end(Answer(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
-            notes.append(Suspect())
+            notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._idle_seconds() >= UPLOAD_LOOK_SECONDS:
                 return self._end(Expire("the bucket has ended it"))

@@ -73,8 +73,7 @@ RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 """Nothing is due later than so, open uploads the second: what says it is was written by a clock that has gone back
 since."""
 
-_HURRIED_MAX = 100
-
+_PRIORITISED_MAX = 100
 
 LAST_OWN_WRITES_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
@@ -411,7 +410,7 @@ class JournalTransaction(JournalView):
             f"SELECT id, after_sequence FROM writes WHERE bucket = ? AND key = ? AND {PENDING}",
             (key.bucket, encoded(key)),
         ).fetchall()
-        left = _HURRIED_MAX
+        left = _PRIORITISED_MAX
         while found and left:
             write_id, after = found.pop()
             left -= 1
