@@ -51,7 +51,7 @@ ONCE = "crowd"
 """Keys that begin so are written once."""
 
 LOOKED_AT_SECONDS = 60.0
-"""So soon the node has seen which ETag the origin has made."""
+"""So soon the node has seen which ETag the origin has made, where it does its work."""
 
 FULL_SECONDS = 60.0
 """So long behind a full disk a node may still go past it."""
@@ -188,7 +188,8 @@ class Judge:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
         differs, _ = self._differs.get((bucket, is_of_parts(attempt.etag or "")), (math.inf, ""))
         is_unseen = bucket in self.origin.refused  # then the node may not read back what it was
-        if attempt.absorbed and not is_unseen and attempt.begun > differs + LOOKED_AT_SECONDS:
+        could_be_seen = max(differs, self.healthy_since.get(bucket, math.inf))
+        if attempt.absorbed and not is_unseen and attempt.begun > could_be_seen + LOOKED_AT_SECONDS:
             self.violated("ETags are the origin's", f"{key} was told an ETag that the origin will not show")
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:
