@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.config.units import DURATION_FORM, parse_duration_seconds
-from gateway.control.words import age_text, are, counted, no_objects_yet_text, size_text
+from gateway.control.words import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.cli.admin_port import AdminPort
@@ -180,6 +180,7 @@ class _Stall:
             return False
         stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
         all_fails = left["held_up"] == left["objects"] and not left["origin_away"]
+        all_fails = all_fails or left["journal_problem"] is not None  # then failures are not written down, either
         if all_fails and stalled_seconds >= _REFUSED_SECONDS and attempt_seconds < _BODY_SECONDS:
             return True
         return stalled_seconds >= _STALLED_SECONDS and attempt_seconds < _LONG_BODY_SECONDS
@@ -196,6 +197,8 @@ def _description(left: dict[str, Any]) -> str:
 def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) -> None:
     if left["problems"]:
         _show_problems(left)
+    if left["journal_problem"]:
+        typer.echo(printable(journal_problem_text(left)), err=True)
     if left["open_uploads"]:
         typer.echo(f"{no_objects_yet_text(left)}: forebay writeback list --uploads", err=True)
     if not begun["objects"]:

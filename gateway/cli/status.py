@@ -9,7 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.control.words import bucket_text, counted, open_uploads_text, origin_text, size_text, wrong_with
+from gateway.control.words import (
+    bucket_text,
+    counted,
+    journal_problem_text,
+    open_uploads_text,
+    origin_text,
+    size_text,
+    wrong_with,
+)
 
 DISK_STATES = {
     "full": "full; what is cached is served, nothing is added",
@@ -78,6 +86,8 @@ def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
             reason = f" ({slot['reason']})" if slot["reason"] else ""
             text = f"{slot['slot']}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
             console.print(text, style="bold red", soft_wrap=True, highlight=False, markup=False)
+    if pending["journal_problem"]:
+        console.print(journal_problem_text(pending), style="bold red", soft_wrap=True, highlight=False, markup=False)
     for bucket in pending["buckets"]:
         console.print(bucket_text(bucket), soft_wrap=True, highlight=False, markup=False)
 

@@ -41,11 +41,16 @@ _BUCKET = {
         },
     },
 }
+_JOURNAL_PROBLEM = {
+    "type": ["string", "null"],
+    "description": "why nothing of what the origin takes can be written down: then nothing is flushed",
+}
 SUMMARY = {
     "type": ["object", "null"],
     "properties": {
         **_SUMS,
         "staged_bytes": _STAGED,
+        "journal_problem": _JOURNAL_PROBLEM,
         "slots": {"type": "array", "items": _SLOT},
         "buckets": {"type": "array", "items": _BUCKET},
     },
@@ -102,6 +107,7 @@ _PROGRESS = {
             "type": ["number", "null"],
             "description": "since the first of the attempts began that are under way; null: none is",
         },
+        "journal_problem": _JOURNAL_PROBLEM,
         "origin_away": {"type": "boolean", "description": "it has not carried out several requests in a row"},
         "problems": {"type": "array", "items": _OBJECT, "description": "the first of them"},
     },

@@ -57,6 +57,11 @@ def no_objects_yet_text(left: Mapping[str, Any]) -> str:
     return f"{uploads} with {size} {'is no object' if left['open_uploads'] == 1 else 'are no objects'} yet"
 
 
+def journal_problem_text(document: Mapping[str, Any]) -> str:
+    """`write-back journal: takes nothing now, so nothing is flushed: database or disk is full`: where there is one."""
+    return f"write-back journal: takes nothing now, so nothing is flushed: {document['journal_problem']}"
+
+
 def bucket_text(bucket: Mapping[str, Any]) -> str:
     """`bucket b: ETags are MD5s; conditions on put: yes, complete: yes, delete: ignored`."""
     etags = "ETags are MD5s" if bucket["md5_etags"] else "ETags are no MD5s: nothing is written back"

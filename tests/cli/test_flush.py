@@ -27,6 +27,7 @@ def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:
     document = {"prefix": "s3://b/", "through": 7, "objects": objects, "bytes": objects * 2**20, "bytes_sent": 0}
     document |= dict.fromkeys(("conflicts", "damaged", "failing", "stuck", "held_up"), 0)
     document |= {"open_uploads": 0, "open_upload_bytes": 0, "longest_attempt_seconds": None, "origin_away": False}
+    document |= {"journal_problem": None}
     return 200, document | {"problems": []} | more
 
 
@@ -153,6 +154,16 @@ def test_waiting_ends_when_the_bucket_refuses_the_rest(monkeypatch: pytest.Monke
         result = run(port, *arguments)
         assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} nothing gets there; the gateway goes on trying\n")
         assert result.stderr.splitlines()[1].split()[-1] == "AccessDenied"
+
+
+def test_waiting_ends_when_the_journal_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk failures are not written down either: what is told is why nothing can be."""
+    monkeypatch.setattr(flush, "_REFUSED_SECONDS", 0.05)
+    with admin_double(left(1, journal_problem="database or disk is full")) as port:
+        result = run(port, "--wait")
+        assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} nothing gets there; the gateway goes on trying\n")
+        said = "write-back journal: takes nothing now, so nothing is flushed: database or disk is full\n"
+        assert result.stderr == said
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
         "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
         "cache": cache | {"disk": {"state": "well", "journal_failing_processes": 0}},
         **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
-        "writeback": None if slots is None else {"slots": slots, "buckets": [BUCKET, BUCKET | {"md5_etags": False}]},
+        "writeback": None
+        if slots is None
+        else {"slots": slots, "buckets": [BUCKET, BUCKET | {"md5_etags": False}], "journal_problem": None},
     }
 
 
@@ -82,6 +84,15 @@ def test_status_says_that_the_journal_takes_nothing(capsys: pytest.CaptureFixtur
     assert "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: 2" in (
         capsys.readouterr().out
     )
+
+
+def test_status_says_why_the_journal_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reasons of what failed are those of before, then."""
+    status = status_of([WELL])
+    status["writeback"]["journal_problem"] = "database or disk is full"
+    show_status(status)
+    text = "write-back journal: takes nothing now, so nothing is flushed: database or disk is full\n"
+    assert text in capsys.readouterr().out
 
 
 def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:

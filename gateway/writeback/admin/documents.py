@@ -68,11 +68,15 @@ _SUMS = ("objects", "bytes", "staged_bytes", "open_uploads", "open_upload_bytes"
 
 
 def summary_document(
-    slots: Mapping[str, SlotStats], buffers: Mapping[str, int], buckets: Sequence[tuple[str, BucketCapabilities]]
+    slots: Mapping[str, SlotStats],
+    buffers: Mapping[str, int],
+    buckets: Sequence[tuple[str, BucketCapabilities]],
+    journal_problem: str | None = None,
 ) -> dict[str, Any]:
     """Of all slots that write back or have something here, and all of them together; and what is known of buckets.
 
-    `buffers` are the slots that write back, and how many bytes they may have here.
+    `buffers` are the slots that write back, and how many bytes they may have here. `journal_problem` says why nothing
+    can be written down of what the origin takes, where that is so.
     """
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
     documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
@@ -80,6 +84,7 @@ def summary_document(
     return {
         **{name: sum(one[name] for one in documents) for name in _SUMS},
         "oldest_acknowledged_at": min(oldest, default=None),
+        "journal_problem": journal_problem,
         "slots": documents,
         "buckets": [_bucket_document(*one) for one in buckets],
     }
@@ -110,9 +115,14 @@ def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str,
 
 
 def flush_document(
-    prefix: Prefix, through: int, stats: FlushStats, problems: Sequence[PendingRow], attempts: Attempts
+    prefix: Prefix,
+    through: int,
+    stats: FlushStats,
+    problems: Sequence[PendingRow],
+    attempts: Attempts,
+    journal_problem: str | None = None,
 ) -> dict[str, Any]:
-    """What is left of a flush."""
+    """What is left of a flush; `journal_problem` as above."""
     return {
         "prefix": str(prefix),
         "through": through,
@@ -122,6 +132,7 @@ def flush_document(
         "held_up": stats.held_up,
         "longest_attempt_seconds": attempts.longest_seconds,
         "origin_away": attempts.is_away,
+        "journal_problem": journal_problem,
         "problems": [object_document(one) for one in problems],
     }
 

@@ -59,7 +59,7 @@ class WritebackAdmin:
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
             slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.all_capabilities())
-            self._summary = now, summary_document(slots, self._buffers, buckets)
+            self._summary = now, summary_document(slots, self._buffers, buckets, self._journal.problem)
         return self._summary[1]
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
@@ -93,7 +93,8 @@ class WritebackAdmin:
         """What of it is pending still that was acknowledged as `through` or before it."""
         stats = await self._queries.flush(prefix, through)
         problems = await self._queries.worst(prefix, through, PROBLEMS_SHOWN)
-        return flush_document(prefix, through, stats, problems, self._reconciler.attempts(prefix))
+        attempts = self._reconciler.attempts(prefix)
+        return flush_document(prefix, through, stats, problems, attempts, self._journal.problem)
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         """Decide about what is pending under a key (`Decision`); `sequence`, where it must be this very object.

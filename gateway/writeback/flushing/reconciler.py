@@ -209,10 +209,13 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins again that were away. What has failed under a prefix is due: `JournalTransaction.try_now`."""
+        """Ask origins again that were away. What has failed under a prefix is due (`JournalTransaction.try_now`), and
+        what fails at this moment soon."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
+        for run in self._runs.values():
+            run.is_awaited = run.is_awaited or prefix.covers(*run.write.key)
         self._notifier.notify()
 
     def attempts(self, prefix: Prefix) -> Attempts:
@@ -437,6 +440,8 @@ class _Run:
         self._is_marked = progress.write.state is State.PUBLISHING
         self.is_ending = False
         """It may have written down itself that the write is over, and is about to tell."""
+        self.is_awaited = False
+        """Somebody wants to know now: when this fails, it is tried again after the shortest pause."""
 
     @property
     def write(self) -> Write:
@@ -647,7 +652,8 @@ class _Run:
 
     async def _wait(self, write: Write, wait: Wait) -> None:
         failures = self._turn.attempts + 1
-        longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
+        doublings = 0 if self.is_awaited else min(failures, 10)
+        longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**doublings)
         pause_seconds, now = longest * self._dice.uniform(0.5, 1.0), self._clock.now()
         since = self._turn.failing_since if self._turn.failing_since is not None else now
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY

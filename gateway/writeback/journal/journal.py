@@ -92,6 +92,7 @@ class Journal:
         """Staged files that a change names of which nobody knows whether it has happened: those that the journal does
         not know go once that is certain. Event loop only."""
         self._failure: str | None = None
+        self._refusal: str | None = None
         self._is_damaged = False
         self._is_ending = False
         self._clock = clock or SystemClock()
@@ -106,6 +107,11 @@ class Journal:
     def has_failed(self) -> bool:
         """Whether it takes no change now: a commit has failed in the disk."""
         return self._failure is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it takes no change, or has not taken the last one, as on a full disk; None: it takes them."""
+        return self._failure or self._refusal
 
     def observe(self, tell: Callable[[bool], None]) -> None:
         """Have somebody told whether it takes no change: now, and when that has changed. Event loop only."""
@@ -233,6 +239,7 @@ class Journal:
             for _, future in [*batch, *self._refused_with(error)]:
                 future.set_exception(failure)
             return
+        self._refusal = None
         if tx.has_due:
             self.pending_keys.bump_version()
         if tx.freed:
@@ -322,7 +329,9 @@ class Journal:
         passes = _primary_code(error) in _PASSING
         failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
         failure.__cause__ = error
-        if not passes:
+        if passes:
+            self._refusal = str(error)
+        else:
             self._is_damaged = _primary_code(error) in _DAMAGED
             self._failure = str(error)
         return failure

@@ -6,6 +6,8 @@
     intents, orphans    writes in the state ABORTING
     ended               writes in the state DONE
 
+Version 1 knew no markers: by their default names (order.py) they wait from now on for what came before them.
+
 A row that is not what was written goes over as it is, and still is none: it costs what it tells of, and nothing else.
 """
 
@@ -35,6 +37,8 @@ from gateway.writeback.journal.records import (
     WriteSpec,
     runs_of,
 )
+from gateway.writeback.journal.view import BEHIND_ALL, text
+from gateway.writeback.order import with_order
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 VERSION = 1
@@ -193,9 +197,22 @@ class _Migration:
                 id=write_id,
                 sequence=sequence,
             )
+            if write.state is State.COMMITTED:
+                write = with_order(write, None)
+                before = self._before_marker(write, before)
             ended = self._taken_ended(write.upload_id)
             self._write(replace(write, completed_of=ended.parts if ended is not None else ""))
             self._place(write_id, sequence, before, write.state)
+
+    def _before_marker(self, write: Write, before: int | None) -> int | None:
+        """What a write has to wait for that waits for `before` anyway: all else has gone over that comes before it."""
+        if write.behind is None:
+            return before
+        start = text(write.behind)
+        last = "SELECT max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND sequence < ?"
+        values = (write.key.bucket, start, start + BEHIND_ALL, write.sequence)
+        [found] = self._rows.execute(last, values).fetchone()
+        return before if found is None else max(found, before or 0)
 
     def _place(self, write_id: int, sequence: int, before: int | None, state: State) -> None:
         waits = before is not None or state is State.CONFLICT
@@ -335,8 +352,15 @@ class _Migration:
 
     def _write(self, write: Write) -> None:
         self._rows.execute(
-            "UPDATE writes SET upload_id = ?, state = ?, sequence = ?, record = ? WHERE id = ?",
-            (write.upload_id, write.state, write.sequence or None, codec.pack_write(write), write.id),
+            "UPDATE writes SET upload_id = ?, state = ?, sequence = ?, behind = ?, record = ? WHERE id = ?",
+            (
+                write.upload_id,
+                write.state,
+                write.sequence or None,
+                None if write.behind is None else text(write.behind),
+                codec.pack_write(write),
+                write.id,
+            ),
         )
 
     def _all(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:

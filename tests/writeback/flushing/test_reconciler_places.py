@@ -178,6 +178,28 @@ def test_somebody_who_asks_is_not_kept_waiting_by_an_origin_that_was_away(tmp_pa
     with_buffer(tmp_path, scenario)
 
 
+def test_what_fails_while_somebody_asks_is_tried_again_soon(tmp_path: Path) -> None:
+    """However often it had failed before: what was on its way then would rest for up to a minute."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        refused = buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"), times=None)
+        await put_many(buffer, ["a"])
+        buffer.start()
+        assert await buffer.passes(10 * LONGEST_PAUSE_SECONDS, lambda: len(buffer.observer.failures) >= 8, step=0.5)
+        buffer.origin.faults.remove(refused)
+        hold = Hold(asyncio.Event(), asyncio.Event())
+        buffer.origin.inject(on(Operation.PUT_OBJECT), hold)
+        buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"))
+        assert hold.reached is not None
+        await buffer.passes(2 * LONGEST_PAUSE_SECONDS, hold.reached.is_set, step=0.5)
+        buffer.reconciler.prioritise(Prefix("bucket", "a"))
+        hold.until.set()
+        assert await buffer.passes(2 * LOOK_SECONDS, lambda: bool(buffer.bucket.objects))
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_another_bucket_is_none_the_worse_for_one_that_is_away(tmp_path: Path) -> None:
     """Each bucket is a line of its own, in each slot."""
 

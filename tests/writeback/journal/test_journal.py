@@ -319,9 +319,11 @@ def test_a_full_disk_passes(tmp_path: Path) -> None:
         )
         with pytest.raises(BufferUnavailable):
             await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+        told = [journal.problem]
         journal._writer = real
         await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
         assert latest(journal, key("b")) is not None
+        assert [one is None for one in (*told, journal.problem)] == [False, True]
 
     with_journal(tmp_path, scenario)
 

@@ -221,6 +221,25 @@ def test_a_marker_waits_for_what_was_there_before(tx: JournalTransaction) -> Non
     assert turn(tx, stored).due_at == 1100.0
 
 
+def test_a_marker_of_version_1_waits_for_its_data(tmp_path: Path) -> None:
+    """By its default name: for all that was acknowledged before it under its directory, and for nothing else."""
+    path = tmp_path / "journal"
+    with closing(JournalV1(path)) as journal:
+        for name, state in (("step/0", "waiting"), ("step/.metadata", "waiting"), ("step/1", "waiting")):
+            journal.object(spec(key(name)), NOTHING, [part(1, name)], state, '"e"')
+        journal.object(spec(key("sent/0")), NOTHING, [part(1, "sent")], "waiting", '"e"')
+        journal.object(spec(key("sent/latest")), NOTHING, [part(1, "l")], "sending", '"e"')
+        journal.object(spec(key("alone/latest")), NOTHING, [part(1, "a")], "waiting", '"e"')
+    with closing(opened(path)) as connection:
+        prepare(connection)
+        tx = JournalTransaction(connection, PlainPresence())
+        shard, marker = latest(tx, "step/0"), latest(tx, "step/.metadata")
+        assert (marker.behind, turn(tx, marker).after_sequence) == ("step/", shard.sequence)
+        assert [turn(tx, latest(tx, name)).due_at for name in ("step/1", "sent/latest", "alone/latest")] == [0.0] * 3
+        tx.settle(shard.id, '"e"', Moment(1100.0))
+        assert turn(tx, marker).due_at == 1100.0
+
+
 def test_uploads_go_over_with_their_parts(tx: JournalTransaction) -> None:
     """With the origin's or without one, parts that are sent, and are not, and that only the origin has."""
     upload = tx.upload("u-open")
