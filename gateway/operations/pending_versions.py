@@ -49,8 +49,9 @@ class PendingVersions(CurrentVersions):
         pending, request = self._pending, self.context.request
         if pending.deleted:
             raise s3_error("NoSuchKey", Key=pending.key.key)
-        headers = _headers(pending, with_checksums=CHECKSUM_MODE in self.headers)
         number = request.parameter("partNumber")
+        # A checksum of the whole says nothing of a part.
+        headers = _headers(pending, with_checksums=CHECKSUM_MODE in self.headers and number is None)
         if number is not None and "range" in request.headers:
             raise s3_error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
         part = _part(pending, number) if number is not None else None

@@ -112,6 +112,7 @@ class Traffic:
         """How many parts of an upload that the origin has open were answered to somebody who lived on."""
         found = [one for place, one in self._delivered.items() if place[:2] == (bucket, key)]
         known = [one for one in found if not one.is_excused and (one.answered_at or 0.0) < before]
+        known = [one for one in known if not self.had_no_room(one.answered_at or 0.0)]  # to write it down
         counted = Counter(one.upload_id for one in known if one.upload_id and self.has_upload(bucket, one.upload_id))
         return max(counted.values(), default=0)
 

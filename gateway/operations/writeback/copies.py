@@ -67,7 +67,8 @@ COPY_SIZE_BYTES_MAX = 5 * 1024**3
 
 _OF_COPIES = frozenset({"x-amz-copy-source", "x-amz-metadata-directive"})
 _CONDITIONS = "x-amz-copy-source-if-"
-_KEPT_CHECKSUMS = ("x-amz-checksum-algorithm", "x-amz-checksum-type")
+_ALWAYS_KEPT = ("x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-tagging")
+"""Tags have a directive of their own (S3 API, "CopyObject"), which is COPY unless it is sent."""
 
 
 def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | None:
@@ -129,10 +130,10 @@ def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict
     if directive not in ("COPY", "REPLACE"):
         raise s3_error("InvalidArgument", "Unknown metadata directive.", ArgumentName="x-amz-metadata-directive")
     own = fixed_headers(filter_request_headers(headers))
-    checksums = {name: source.spec.headers[name] for name in _KEPT_CHECKSUMS if name in source.spec.headers}
+    always = {name: source.spec.headers[name] for name in _ALWAYS_KEPT if name in source.spec.headers}
     if directive == "REPLACE":
         check_stored(headers)
-        return {**own, **checksums}
+        return {**own, **always}
     if source.key == target and "x-amz-storage-class" not in headers:
         raise s3_error(
             "InvalidRequest",
@@ -141,9 +142,8 @@ def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict
         )
     kept = fixed_headers(source.spec.headers)
     kept.pop("x-amz-storage-class", None)
-    tags = {name: value for name, value in source.spec.headers.items() if name == "x-amz-tagging"}
     storage = {name: value for name, value in own.items() if name == "x-amz-storage-class"}
-    return {**kept, **tags, **storage, **checksums}
+    return {**kept, **storage, **always}
 
 
 def _is_foreseen(name: str, value: str) -> bool:

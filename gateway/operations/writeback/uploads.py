@@ -17,6 +17,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
@@ -186,12 +187,14 @@ def _upload(
     spec = WriteSpec(
         context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
     )
+    now = Moment.of(context.services.clock)
     return Write(
         spec,
         expected,
-        context.services.clock.now(),
+        now.at,
         upload_id=f"{buffer.node_id}-{secrets.token_urlsafe(32)}",
         origin_upload_id=origin_upload_id,
+        touched=now,
     )
 
 

@@ -203,7 +203,8 @@ class Write:
     answer: str | None = None
     asked: CreateAttempt | None = None
     touched: Moment | None = None
-    """When its client has last done something about an open upload; None: not since it has begun it."""
+    """When its client has last done something about an open upload; None: not since it has begun it with an earlier
+    version of Forebay."""
     acknowledged: Moment | None = None
     """The same as `acknowledged_at`, for ages; None: an earlier version of Forebay has acknowledged it."""
     completed_of: str = ""

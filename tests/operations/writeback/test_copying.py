@@ -96,6 +96,23 @@ def test_metadata_is_copied_or_replaced(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("directive", ["COPY", "REPLACE"])
+def test_tags_are_copied_whatever_becomes_of_the_metadata(tmp_path: Path, directive: str) -> None:
+    """They have a directive of their own."""
+
+    async def scenario(client: Client) -> None:
+        upload_id = await client.create("back/a", {"x-amz-tagging": "a=1&b=2"})
+        etags = {1: await client.part("back/a", upload_id, 1, b"x")}
+        await client.complete("back/a", upload_id, etags)
+        await client.ask("PUT", "back/b", headers={**SOURCE, "x-amz-metadata-directive": directive})
+        copy = client.pending("back/b")
+        assert copy is not None
+        assert copy.spec.headers["x-amz-tagging"] == "a=1&b=2"
+        assert (await client.ask("HEAD", "back/b")).headers["x-amz-tagging-count"] == "2"
+
+    with_client(tmp_path, scenario)
+
+
 @pytest.mark.parametrize(
     ("condition", "status"),
     [

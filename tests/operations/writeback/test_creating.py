@@ -65,6 +65,23 @@ def test_it_is_written_down_before_the_origin_is_asked(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
+def test_its_age_is_told_by_no_clock_that_can_be_set(tmp_path: Path) -> None:
+    """An upload to which no part has come expires in time, however far the wall clock was ahead when it began."""
+
+    async def scenario(client: Client) -> None:
+        for away in (False, True):
+            if away:
+                await client.learn()
+                client.origin.inject(lambda _: True, Unreachable(), times=None)
+            upload_id = await client.create("back/m")
+            upload = client.buffer.look(lambda tx, upload_id=upload_id: tx.upload(upload_id))  # type: ignore[misc]
+            assert upload is not None
+            assert upload.touched is not None
+            assert (upload.touched.at, bool(upload.touched.boot_id)) == (upload.began_at, True)
+
+    with_client(tmp_path, scenario)
+
+
 def test_it_costs_two_commits(tmp_path: Path) -> None:
     """What is known of the bucket, and the upload, are in the second."""
 

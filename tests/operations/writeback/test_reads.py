@@ -39,11 +39,19 @@ QUESTIONS: list[tuple[str, dict[str, str]]] = [
     ("", {"If-Modified-Since": "Thu, 01 Jan 2015 00:00:00 GMT"}),
     ("", {"x-amz-checksum-mode": "ENABLED"}),
     ("?partNumber=1", {}),
+    ("?partNumber=1", {"x-amz-checksum-mode": "ENABLED"}),
     ("?partNumber=2", {}),
     ("?partNumber=3", {}),
     ("?partNumber=0", {}),
     ("?response-content-type=a%2Fb&response-cache-control=no-store", {}),
 ]
+
+
+SOME = os.urandom(PART_BYTES)
+
+
+def crc32(body: bytes) -> str:
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
 def told(answer: Answer) -> tuple[int, Mapping[str, str], str]:
@@ -68,16 +76,22 @@ def test_pending_and_flushed_objects_answer_alike(tmp_path: Path) -> None:
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        value = base64.b64encode(zlib.crc32(b"single").to_bytes(4, "big")).decode()
-        metadata = {"x-amz-meta-step": "1", "Content-Type": "text/x", "x-amz-checksum-crc32": value}
+        metadata = {"x-amz-meta-step": "1", "Content-Type": "text/x", "x-amz-checksum-crc32": crc32(b"single")}
         await client.ask("PUT", "back/single", b"single", metadata)
         upload_id = await client.create("back/multi", {"Cache-Control": "max-age=3"})
         etags = {n: await client.part("back/multi", upload_id, n, os.urandom(PART_BYTES + n)) for n in (1, 2)}
         await client.complete("back/multi", upload_id, etags)
-        before = [await ask_everything(client, name) for name in ("back/single", "back/multi")]
+        full = {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
+        upload_id = await client.create("back/checked", full)
+        etags = {
+            n: await client.part("back/checked", upload_id, n, SOME, x_amz_checksum_crc32=crc32(SOME)) for n in (1, 2)
+        }
+        await client.complete("back/checked", upload_id, etags)
+        names = ("back/single", "back/multi", "back/checked")
+        before = [await ask_everything(client, name) for name in names]
         assert client.origin.count(Operation.GET_OBJECT) == 0
         await client.flush()
-        after = [await ask_everything(client, name) for name in ("back/single", "back/multi")]
+        after = [await ask_everything(client, name) for name in names]
         for pending, flushed in zip(before, after, strict=True):
             for question, one, other in zip([q for q in QUESTIONS for _ in "12"], pending, flushed, strict=True):
                 assert one == other, question
