@@ -142,6 +142,10 @@ class InConflict(WritebackError):
     """What is pending under a key is a conflict with what others have written: a person is to end it first."""
 
 
+class PartInUse(WritebackError):
+    """The origin may just be completing an upload of this part: nothing can take its place before that is over."""
+
+
 class BufferUnavailable(WritebackError):
     """The buffer's directory or journal cannot take or give bytes now (ENOSPC, EIO): nothing was acknowledged."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from gateway.clock import Clock, Moment, SystemClock
-from gateway.errors import BufferRefused, BufferUnavailable
+from gateway.errors import BufferRefused, BufferUnavailable, PartInUse
 from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import Slot
@@ -166,7 +166,7 @@ class WritebackBuffer:
         return await self._change(lambda tx: tx.write_tombstone(placed_write))
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
-        """UploadPart; False when there is no such upload: then its file is gone."""
+        """UploadPart; False when there is no such upload: then its file is gone, as after PartInUse."""
         now = Moment.of(self._clock)
         async with self._or_refused([part]):
             stored = await self._change(lambda tx: tx.put_part(upload_id, part, now))
@@ -221,7 +221,7 @@ class WritebackBuffer:
         """The files of new parts go where it is certain that the journal does not name them: now, or later."""
         try:
             yield
-        except BufferRefused:
+        except (BufferRefused, PartInUse):
             await self._remove(parts)
             raise
         except BufferUnavailable:

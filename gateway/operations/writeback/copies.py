@@ -29,7 +29,14 @@ from gateway.operations.writeback.bodies import (
 )
 from gateway.operations.writeback.expected_version import ExpectedVersionQuery, expected_version, goes_through_unseen
 from gateway.operations.writeback.flush_wait import FlushWait
-from gateway.operations.writeback.parts import check_owner, may_be_on_its_way, number_of_part, store_part, upload_of
+from gateway.operations.writeback.parts import (
+    check_not_in_use,
+    check_owner,
+    may_be_on_its_way,
+    number_of_part,
+    store_part,
+    upload_of,
+)
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
@@ -176,6 +183,7 @@ class _PartCopy:
 async def buffer_part_copy(context: RequestContext, buffer: WritebackBuffer, read: Handler, copy: Handler) -> Response:
     """Copy here what is pending, or is for an upload that the origin has not begun; else have `copy` ask the origin."""
     upload, number = upload_of(context, buffer), number_of_part(context)
+    check_not_in_use(upload, number)
     headers, clock = context.request.headers, context.services.clock
     copying = _PartCopy(upload, number, parse_copy_source(headers["x-amz-copy-source"]), read)
     is_pending = copying.source.version_id is None and buffer.pending(copying.source.key) is not None

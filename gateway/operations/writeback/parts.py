@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.errors import OriginUnreachable, S3Error
+from gateway.errors import OriginUnreachable, PartInUse, S3Error
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload
@@ -39,6 +39,7 @@ async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
     number = number_of_part(context)
     check_algorithm(context, found)
     await check_owner(context, found)
+    check_not_in_use(found, number)
     slot = found.spec.slot
     async with room_for_body(context, buffer, slot) as bound:
         if bound is None:
@@ -51,9 +52,26 @@ async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
 
 
 async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None:
-    """Write a part down; S3Error NoSuchUpload, and its file is gone, where there is no such upload any more."""
-    if not await buffer.put_part(upload.upload_id or "", part):
+    """Write a part down; S3Error NoSuchUpload, and its file is gone, where there is no such upload any more.
+
+    ServiceUnavailable, likewise, where the origin may just be completing it of the part that is there.
+    """
+    try:
+        is_stored = await buffer.put_part(upload.upload_id or "", part)
+    except PartInUse as error:
+        raise _in_use() from error
+    if not is_stored:
         raise no_such_upload(upload.upload_id or "")
+
+
+def check_not_in_use(upload: Write, number: int) -> None:
+    """S3Error ServiceUnavailable where the origin may just be completing an upload of its part of a number."""
+    if upload.is_completed_of(number):
+        raise _in_use()
+
+
+def _in_use() -> S3Error:
+    return s3_error("ServiceUnavailable", "The upload is just being completed with this part: try again.")
 
 
 # Past the buffer

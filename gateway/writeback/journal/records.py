@@ -244,6 +244,10 @@ class Write:
         """Whether its client waits for the origin to complete it."""
         return self.state is State.PUBLISHING and not self.is_acknowledged
 
+    def is_completed_of(self, number: int) -> bool:
+        """Whether the origin is asked to complete it of its part of this number."""
+        return self.is_completed_at_origin and any(0 <= number - run.first < run.length for run in self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gateway.clock import Moment
-from gateway.errors import BufferDamaged, InConflict
+from gateway.errors import BufferDamaged, InConflict, PartInUse
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
@@ -175,10 +175,15 @@ class JournalTransaction(JournalView):
     # Parts
 
     def put_part(self, upload_id: str, part: Part, now: Moment) -> bool:
-        """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
+        """Store a part, in place of one of the same number; False when there is no such upload (any more).
+
+        PartInUse where the origin is asked to complete the upload of the one that is there.
+        """
         upload = self.upload(upload_id)
         if upload is None:
             return False
+        if upload.is_completed_of(part.number):
+            raise PartInUse(f"{upload.key} is just being completed of its part {part.number}")
         replaced = self._row("SELECT file FROM parts WHERE write_id = ? AND number = ?", upload.id, part.number)
         self._put_file(part.file, upload.spec.slot)
         self._put_part_row(upload.id, part)

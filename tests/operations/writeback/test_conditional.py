@@ -116,6 +116,30 @@ def is_asked_for(client: Client, upload_id: str) -> bool:
     return upload is not None and upload.is_completed_at_origin
 
 
+def test_the_parts_are_those_that_complete_names(tmp_path: Path) -> None:
+    """While they are on their way nothing takes the place of one; another may come, and this one when it is over."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, content = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.UPLOAD_PART), Hold(go_on, reached))
+        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        await reached.wait()
+        again = f"back/m?partNumber=1&uploadId={upload_id}"
+        refused = await client.ask("PUT", again, b"other bytes", status=503)
+        assert b"just being completed" in refused.body
+        copied = {"x-amz-copy-source": "bucket/there"}
+        await client.ask("PUT", "there", b"source")
+        await client.ask("PUT", again, headers=copied, status=503)
+        await client.part("back/m", upload_id, 99, b"another")
+        go_on.set()
+        answer = await under_way
+        assert client.origin.data("bucket", "back/m") == content
+        assert etag_of_result(answer.body) == client.origin.buckets["bucket"].object("back/m").etag
+
+    with_client(tmp_path, scenario)
+
+
 def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path) -> None:
     """Before it is asked; until its answer is known."""
 

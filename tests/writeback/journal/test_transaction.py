@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.clock import Moment
-from gateway.errors import BufferDamaged, InConflict
+from gateway.errors import BufferDamaged, InConflict, PartInUse
 from gateway.objects import ObjectKey
 from gateway.writeback.journal import transaction
 from gateway.writeback.journal.records import (
@@ -126,6 +126,19 @@ def test_what_the_origin_is_completing_is_not_aborted(tx: JournalTransaction) ->
     tx.answer(opened.id, "ServiceUnavailable", is_over=False)
     assert tx.abort("u", Moment(NOW))
     assert tx.upload("u") is None
+
+
+def test_no_part_of_which_an_upload_is_being_completed_is_replaced(tx: JournalTransaction) -> None:
+    """Others may come; and this one again, when it is known that the origin has not done it."""
+    opened = opened_with(tx, KEYS[0], 1, 2, 4)
+    assert tx.complete_at_origin(replace(made_of(opened, 1, 4), asked_as="a"))
+    for number in (1, 4):
+        with pytest.raises(PartInUse):
+            tx.put_part("u", part(number, "later"), Moment(NOW))
+    for number in (2, 3):
+        assert tx.put_part("u", part(number, f"p{number}"), Moment(NOW))
+    tx.answer(opened.id, "PreconditionFailed", is_over=True)
+    assert tx.put_part("u", part(1, "later"), Moment(NOW))
 
 
 def test_complete_keeps_the_chosen_parts_and_gives_the_others_back(tx: JournalTransaction) -> None:
