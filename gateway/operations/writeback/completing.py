@@ -1,8 +1,9 @@
 """CompleteMultipartUpload of an upload that is here (S3 API, "CompleteMultipartUpload").
 
-The parts are an object from the moment of one commit. What has a condition, or parts that only the origin has, is the
-origin's to carry out, so its 200 comes after the origin's: the reconciler does it (writeback/flushing), behind what is
-pending under the key. When the condition does not hold, the upload stays open, as at S3.
+The parts are an object from the moment of one commit. What has a condition, parts that only the origin has, or a
+checksum of the whole that those of the parts do not tell, is the origin's to carry out, so its 200 comes after the
+origin's: the reconciler does it (writeback/flushing), behind what is pending under the key. When the condition does not
+hold, the upload stays open, as at S3.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     made = await in_steps(complete(upload_id, upload.spec.headers, context.request.headers, stored, listed))
     completed_of = await in_steps(parts_digest(listed))
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
-    reason = _why_of_the_origin(context, buffer, upload, are_here=are_here)
+    reason = _why_of_the_origin(context, buffer, upload, made, are_here=are_here)
     if reason is not None:
         goes_through(context, reason)
         return await _left_to_the_origin(context, buffer, upload, made, completed_of)
@@ -70,7 +71,7 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
 
 
 def _why_of_the_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Write, *, are_here: bool
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, *, are_here: bool
 ) -> Reason | None:
     """Why the origin must make the object; None: it need not. What its ETag will be may have turned out another than
     was foretold since the upload began, unless that said itself how it is to be encrypted."""
@@ -78,6 +79,8 @@ def _why_of_the_origin(
         return Reason.CONDITION
     if not are_here:
         return Reason.PART
+    if not _is_verified(context.request.headers, upload.spec.headers, made):
+        return Reason.HEADER
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     is_foretold = capabilities is None or capabilities.foretells(of_parts=True) or names_encryption(upload.spec.headers)
     return None if is_foretold else Reason.BUCKET_ETAGS
@@ -143,7 +146,8 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
     await FlushWait(context, buffer).for_keys([context.object_key])
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
-    conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
+    headers = context.request.headers
+    conditions = {name: headers[name] for name in headers if is_condition(name) or name.startswith(PREFIX)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
     if not await buffer.complete_at_origin(asked):
         raise s3_error(
@@ -271,6 +275,18 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple
         return {}, None  # the origin computes it from the bytes
     sized = yield from each(lambda part: (part.checksums[algorithm], part.file.size_bytes), chosen)
     return {algorithm: (yield from full_object_checksum(algorithm, sized))}, checksum_type
+
+
+def _is_verified(request: Mapping[str, str], create: Mapping[str, str], made: Completion) -> bool:
+    """Whether the parts' own checksums tell what Complete says of the whole; else only the bytes do."""
+    said = {name.removeprefix(PREFIX): value for name, value in request.items() if name.startswith(PREFIX)}
+    said.pop("algorithm", None)
+    said_type = said.pop("type", None)
+    if said_type is not None:
+        _, checksum_type = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
+        if said_type.upper() != checksum_type:
+            return False
+    return said.keys() <= made.checksums.keys()
 
 
 def _check_digest(request: Mapping[str, str], checksums: Mapping[str, str]) -> None:

@@ -179,9 +179,9 @@ class Write:
     told; the origin's may come later. `runs` are the parts that the object is made of, once that is said; `parts` may
     be left out of it, being rows of their own.
 
-    `conditions` are those of a CompleteMultipartUpload that the origin carries out while its client waits: it was asked
-    for as `asked_as`, and `answer` is the error that it came to, where it did. `asked` is set of uploads that the
-    origin is asked to begin.
+    `conditions` are the headers of a CompleteMultipartUpload that the origin is to judge, and carries out while its
+    client waits: conditions, and checksums of the whole. It was asked for as `asked_as`, and `answer` is the error that
+    it came to, where it did. `asked` is set of uploads that the origin is asked to begin.
     """
 
     spec: WriteSpec

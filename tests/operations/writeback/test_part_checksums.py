@@ -63,3 +63,51 @@ def test_parts_with_checksums_are_numbered_without_a_gap(tmp_path: Path, kind: s
         assert client.origin.data("bucket", "back/m") == bodies[1] + bodies[2]
 
     with_client(tmp_path, scenario)
+
+
+FULL = {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
+COMPOSITE = {"x-amz-checksum-algorithm": "CRC32"}
+WRONG = "AAAAAA=="
+
+
+@pytest.mark.parametrize("checked", [(), (1,), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("create", "said", "status"),
+    [
+        (FULL, {CHECKSUM: WRONG}, 400),
+        (FULL, {CHECKSUM: "right"}, 200),
+        ({}, {CHECKSUM: WRONG, "x-amz-checksum-type": "FULL_OBJECT"}, 400),
+        ({}, {"x-amz-checksum-crc64nvme": "AAAAAAAAAAA="}, 400),
+        (FULL, {"x-amz-checksum-crc32c": WRONG}, 400),
+        (FULL, {"x-amz-checksum-type": "COMPOSITE"}, 400),
+        (FULL, {"x-amz-checksum-type": "FULL_OBJECT"}, 200),
+        ({}, {}, 200),
+    ],
+    ids=str,
+)
+def test_a_checksum_of_the_whole_is_verified_by_somebody(
+    tmp_path: Path, create: dict[str, str], said: dict[str, str], status: int, checked: tuple[int, ...]
+) -> None:
+    """By the parts' own here, or by the origin, which has the bytes: nothing else is acknowledged, or made."""
+
+    async def scenario(client: Client) -> None:
+        bodies = {1: b"1" * PART_BYTES, 2: b"the rest"}
+        content = b"".join(bodies.values())
+        upload_id = await client.create("back/m", create)
+        announced = {number: {"x_amz_checksum_crc32": crc32_of(bodies[number])} for number in checked if create}
+        etags = {
+            number: await client.part("back/m", upload_id, number, body, **announced.get(number, {}))
+            for number, body in bodies.items()
+        }
+        headers = {name: crc32_of(content) if value == "right" else value for name, value in said.items()}
+        async with client.flushing():
+            answer = await client.complete("back/m", upload_id, etags, status, headers)
+            if status == 200:
+                await eventually(lambda: client.pending("back/m") is None)
+                assert client.origin.data("bucket", "back/m") == content
+            else:
+                assert any(code in answer.body for code in (b"BadDigest", b"InvalidRequest"))
+                assert "back/m" not in client.origin.buckets["bucket"].objects
+                await client.complete("back/m", upload_id, etags)  # nothing was lost by it
+
+    with_client(tmp_path, scenario)

@@ -15,7 +15,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import element
 from tests.support.memory_origin.conditions import check_write
 from tests.support.memory_origin.content import BytesContent, Content, JoinedContent, SlicedContent
-from tests.support.memory_origin.digests import ALGORITHMS, ReceivedBody, encoded
+from tests.support.memory_origin.digests import ALGORITHMS, Digest, ReceivedBody, encoded
 from tests.support.memory_origin.objects import parameter, parse_xml, timestamp, xml_answer
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket, StoredObject, StoredPart, Upload, kept_headers
@@ -158,8 +158,12 @@ def _assemble(request: OriginRequest, upload: Upload, parts: Sequence[StoredPart
     etag = f'"{digest.hexdigest()}-{len(parts)}"'
     headers = {name: value for name, value in upload.headers.items() if not name.startswith("x-amz-checksum-")}
     checksums = _object_checksums(upload.headers, parts, content)
-    for name, value in checksums.items():
-        if name in request.headers and request.headers[name] != value:
+    said_type = request.headers.get("x-amz-checksum-type", "").upper()
+    if said_type not in ("", checksums.get("x-amz-checksum-type", "FULL_OBJECT")):
+        raise s3_error("InvalidRequest", "The upload was created with another type of checksum.")
+    for name, algorithm in ALGORITHMS.items():
+        said = request.headers.get(f"x-amz-checksum-{name}")
+        if said is not None and said != checksums.get(f"x-amz-checksum-{name}", _of_whole(algorithm(), content)):
             raise s3_error("BadDigest")
     # S3 dates it by the beginning of its upload.
     return StoredObject(upload.key, content, etag, upload.initiated, headers, checksums, sizes)
@@ -172,14 +176,18 @@ def _object_checksums(headers: Mapping[str, str], parts: Sequence[StoredPart], c
     name, kind = f"x-amz-checksum-{algorithm}", headers["x-amz-checksum-type"]
     digest = ALGORITHMS[algorithm]()
     if kind == "FULL_OBJECT":
-        for piece in pieces_of(content):
-            digest.update(piece)
-        return {name: encoded(digest.digest()), "x-amz-checksum-type": kind}
+        return {name: _of_whole(digest, content), "x-amz-checksum-type": kind}
     for part in parts:
         if name not in part.checksums:
             raise s3_error("InvalidRequest", "The upload was created with a checksum; each part must have one.")
         digest.update(base64.b64decode(part.checksums[name]))
     return {name: f"{encoded(digest.digest())}-{len(parts)}", "x-amz-checksum-type": kind}
+
+
+def _of_whole(digest: Digest, content: Content) -> str:
+    for piece in pieces_of(content):
+        digest.update(piece)
+    return encoded(digest.digest())
 
 
 def pieces_of(content: Content) -> Iterator[bytes]:
