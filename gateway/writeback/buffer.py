@@ -24,7 +24,7 @@ from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable, PartInUse
 from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
-from gateway.policy.slots import Slot
+from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
@@ -45,7 +45,9 @@ R = TypeVar("R")
 class WritebackBuffer:
     """Of one process. What changes something is durable when it returns; BufferUnavailable when it may not be."""
 
-    def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock) -> None:
+    def __init__(
+        self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
+    ) -> None:
         self.journal = files.journal
         self.may_be_pending = files.journal.pending_keys.may_be
         """Whether something may be pending under a key: False is certain, and costs next to nothing."""
@@ -58,6 +60,7 @@ class WritebackBuffer:
         self._reserve = files.reserve
         self._reader = PendingReader(self.journal, self.staging, threads)
         self._clock = clock
+        self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     @classmethod
     async def open(
@@ -74,6 +77,7 @@ class WritebackBuffer:
         Those of `slots` that write back are bounded by what they say, in all processes that are given the same.
         StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
+        slots = list(slots)
         bounded = [slot for slot in slots if slot.write == "back"]
         threads, clock = BufferThreads(THREADS), clock or SystemClock()
         try:
@@ -82,7 +86,7 @@ class WritebackBuffer:
             threads.shut_down()
             raise
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
-        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock)
+        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
 
     async def keep_reserve(self) -> None:
         """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
@@ -199,9 +203,9 @@ class WritebackBuffer:
         return await self._change(lambda tx: tx.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:
-        bounds = self.bounds.of(write.spec.slot)
+        """What it waits for says the slot that its key is in now: an upload may have begun in one of another name."""
         acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
-        return with_order(replace(write, acknowledged=acknowledged), bounds.slot if bounds is not None else None)
+        return with_order(replace(write, acknowledged=acknowledged), self._slots.longest(*write.key))
 
     async def _change(self, step: Callable[[JournalTransaction], R]) -> R:
         with self._watching_the_disk():

@@ -3,10 +3,12 @@ journal/test_transaction_histories.py."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,8 @@ from gateway.clock import Moment
 from gateway.errors import InConflict
 from gateway.objects import MARKERS
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.journal.records import ExpectedVersion, State, Write
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import is_marker, with_order
@@ -336,3 +339,23 @@ def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order:
     assert not order.is_due(later)
     order.tx.answer(opened.id, "PreconditionFailed", is_over=True)
     assert order.is_due(later)
+
+
+def test_an_upload_that_began_in_a_slot_of_another_name_is_ordered_by_the_one_of_now(tmp_path: Path) -> None:
+    """A slot can be renamed over a restart: what its markers are it still says."""
+
+    async def scenario() -> None:
+        slot = Slot("two", Prefix.parse("s3://bucket/"), write="back", markers=("READY",))
+        buffer = await WritebackBuffer.open(tmp_path, 0, [slot])
+        try:
+            opened = replace(upload("u", key("d/READY")), spec=WriteSpec(key("d/READY"), {}, "one"))
+            await buffer.journal.change(lambda tx: tx.open_upload(opened))
+            await buffer.put_part("u", part(1, "p"))
+            made = replace(opened, parts=(part(1, "p"),), acknowledged_at=9.0, etag='"e-1"', size_bytes=1)
+            stored = await buffer.complete(made)
+            assert stored is not None
+            assert stored.behind == "d/"
+        finally:
+            await buffer.close()
+
+    asyncio.run(scenario())

@@ -44,6 +44,7 @@ from gateway.operations.writeback.write_back_policy import (
     is_foreseen,
     why_of_bucket,
     why_of_headers,
+    why_of_key,
 )
 from gateway.operations.writeback.write_through import goes_through, whole_document, with_retries
 from gateway.origin.client import OriginRequest, Purpose
@@ -87,7 +88,8 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
-    reason = why_of_headers(headers, _is_foreseen) or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
+    reason = why_of_key(context.object_key.key) or why_of_headers(headers, _is_foreseen)
+    reason = reason or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
     if reason is not None:

@@ -34,6 +34,7 @@ from gateway.operations.writeback.write_back_policy import (
     storage_classes,
     why_of_bucket,
     why_of_headers,
+    why_of_key,
 )
 from gateway.operations.writeback.write_through import goes_through, written_through
 from gateway.s3.checksums import PREFIX
@@ -52,7 +53,7 @@ LEARNED_AGAIN_SECONDS = 600.0
 async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
-    reason = why_of_headers(context.request.headers, is_foreseen)
+    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_foreseen)
     if reason is not None:
         return await _through(context, buffer, reason)
     reason = why_of_bucket(capabilities, headers=context.request.headers)

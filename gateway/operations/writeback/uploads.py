@@ -35,6 +35,7 @@ from gateway.operations.writeback.write_back_policy import (
     storage_classes,
     tells_encryption,
     why_of_bucket,
+    why_of_key,
 )
 from gateway.operations.writeback.write_through import goes_through
 from gateway.origin.retry import may_be_done
@@ -98,8 +99,9 @@ async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Res
     """Begin an upload at the origin, and here."""
     check_stored(context.request.headers)
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
-    reason = why_of_bucket(capabilities, of_parts=True)
-    if capabilities is not None and reason is not None:
+    of_key = why_of_key(context.object_key.key)
+    reason = of_key or why_of_bucket(capabilities, of_parts=True)
+    if reason is not None and (of_key or capabilities is not None):
         goes_through(context, reason)
         return await _created_through(context, buffer)
     if leaves_to_the_origin(context, buffer, takes_room=True):

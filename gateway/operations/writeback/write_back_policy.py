@@ -28,6 +28,9 @@ class Reason(StrEnum):
     CONDITION = "condition"
     """The origin must judge what it has under the key."""
 
+    KEY = "key"
+    """S3 refuses it, and another origin may."""
+
     HEADER = "header"
     """The origin must judge something that the request says."""
 
@@ -126,6 +129,17 @@ _REPLAYED = frozenset(
     }
 )
 """Headers of Create that change no ETag: what the origin thinks of them comes with the flush."""
+
+
+def why_of_key(key: str) -> Reason | None:
+    """Why a key has the origin judge the write; None: it does not. S3 takes none whose `..` lead above its beginning
+    (S3 User Guide, "Naming Amazon S3 objects", relative path elements)."""
+    depth = 0
+    for element in key.split("/"):
+        depth += -1 if element == ".." else element not in ("", ".")
+        if depth < 0:
+            return Reason.KEY
+    return None
 
 
 def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bool]) -> Reason | None:

@@ -68,6 +68,25 @@ def test_of_what_the_request_says(tmp_path: Path, counts: Counts, headers: Mappi
     with_client(tmp_path, scenario, bounds=counts)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_absorbed"), [("back/../../a", False), ("back/a/../b", True), ("back/../a", True), ("back/./a", True)]
+)
+def test_of_a_key_that_s3_refuses(tmp_path: Path, counts: Counts, name: str, *, is_absorbed: bool) -> None:
+    """PutObject, CopyObject and CreateMultipartUpload: acknowledged, it could never be flushed."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/source", b"pending")
+        source = {"x-amz-copy-source": "/bucket/back/source"}
+        answers = [await client.ask("PUT", name, b"x"), await client.ask("POST", f"{name}?uploads")]
+        async with client.flushing():
+            answers.append(await client.ask("PUT", name, headers=source))
+        expected = None if is_absorbed else Reason.KEY
+        assert [answer.headers.get(HEADER) for answer in answers] == [expected] * 3
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
 COLD = {"x-amz-storage-class": "STANDARD_IA"}
 
 
