@@ -268,8 +268,8 @@ WRITEBACK_THROUGH = Counter(
     "share), size (larger than the whole buffer), exposure-bytes, exposure-age, disk (the file system has no room, or "
     "has just failed). Because only the origin can judge it: condition, header, key. Because of the bucket: "
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
-    "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has it: "
-    "source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
+    "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has "
+    "it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total",

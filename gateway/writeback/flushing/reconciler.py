@@ -528,7 +528,13 @@ class _Run:
 
     async def _send_part(self, write: Write, send: SendPart) -> Event:
         async with self._lane.part(has_failed=self._turn.attempts > 0):
-            event = await self._requests.send_part(write, send)
+            try:
+                event = await self._requests.send_part(write, send)
+            except BufferDamaged as error:
+                now_there = self._journal.read(lambda tx: tx.part(write.id, send.part.number))
+                if now_there is None or now_there.file.name != send.part.file.name:
+                    raise Superseded from error  # its client has replaced it, or left it out: no damage
+                raise
         if not isinstance(event, PartSent):
             return event
         part: Part = replace(send.part, origin_etag=event.etag)

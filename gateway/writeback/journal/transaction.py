@@ -70,7 +70,8 @@ CARRIED_OUT_SECONDS = 60.0
 """What was under way to the origin when its sender died has happened by then, or never will."""
 
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
-"""Nothing is due later than so, uploads the second: what says it is was written by a clock that has gone back since."""
+"""Nothing is due later than so, open uploads the second: what says it is was written by a clock that has gone back
+since."""
 
 _PRIORITISED_MAX = 100
 
@@ -534,7 +535,7 @@ class JournalTransaction(JournalView):
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
                     "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
-                    "WHEN sequence IS NULL THEN due_at > :upload ELSE due_at > :retry END",
+                    "WHEN sequence IS NULL AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
                     {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 

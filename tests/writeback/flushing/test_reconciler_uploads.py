@@ -333,6 +333,41 @@ def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("completes", [False, True])
+def test_a_part_that_gives_way_while_others_are_on_their_way_is_no_damage(tmp_path: Path, *, completes: bool) -> None:
+    """Its client sends it anew, or leaves it out of its Complete: what was taken up as the next one is gone."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        upload = await OpenUpload.begin(buffer, at_origin=True)
+        for number in range(1, PARTS_AT_ONCE + 2):
+            await upload.store(number, bytes([number]) * PART_BYTES)
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.UPLOAD_PART), Hold(held, reached), times=PARTS_AT_ONCE)
+        buffer.start()
+        await buffer.until(reached.is_set)
+        last = PARTS_AT_ONCE + 1
+        if completes:
+            upload.contents.pop(last)
+            made = upload._made()
+            parts = made.parts[:-1]
+            etag = multipart_etag([part.file.etag for part in parts]) or ""
+            size_bytes = made.size_bytes - PART_BYTES
+            made = replace(made, parts=parts, etag=etag, size_bytes=size_bytes, acknowledged_at=buffer.clock.now())
+            assert await buffer.journal.change(lambda tx: tx.complete(made))
+        else:
+            await upload.store(last, b"sent anew")
+        held.set()
+        if not completes:
+            await buffer.until(lambda: upload.sent() == set(upload.contents))
+            await upload.complete()
+        await buffer.flushed()
+        assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
+        assert not buffer.observer.damages
+
+    with_buffer(tmp_path, scenario)
+
+
 # What nobody goes on with
 
 
