@@ -348,7 +348,9 @@ class Progress:
     _expected: str | None = None
     _found: str | None = None
     _made: str | None = None
-    _was_refused: bool = False
+    _refused_with: str | None = None
+    """What the origin has said of a condition."""
+
     _has_resent: bool = False
     _has_left_out: bool = False
     _in_doubt: bool = False
@@ -538,8 +540,8 @@ class Progress:
         if not found.is_open:
             return self._ask(_Step.VERIFY, Head())
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
-        if self._was_refused or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
-            return self._end(Answer(write.answer or "PreconditionFailed", is_over=True))
+        if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
+            return self._end(Answer(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
         return self._end(Rest(min(UPLOAD_LOOK_SECONDS, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
@@ -609,14 +611,14 @@ class Progress:
             return self._not_aborted(code)
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
-        if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._was_refused or write.state is State.OPEN):
+        if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
             return self._upload_found(Found(True))  # nothing depends on it that is not known otherwise
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
             self._has_left_out = True
             return self._ask(_Step.LAST_LOOK, Head())
-        if step is _Step.FINISH and code in _DOES_NOT_HOLD and not self._was_refused:
-            self._was_refused = True
+        if step is _Step.FINISH and code in _DOES_NOT_HOLD and self._refused_with is None:
+            self._refused_with = code
             return self._ask(_Step.LAST_LOOK, Head())
         return self._failed(code, code)
 
@@ -630,7 +632,7 @@ class Progress:
         if code == "NoSuchUpload":
             return self._ask(_Step.VERIFY, Head())
         if code in _DOES_NOT_HOLD:
-            self._was_refused = True
+            self._refused_with = code
             return self._ask(_Step.FIND, Find())  # where it is open still, it was not carried out before
         return self._end(Answer(code, is_over=True))
 

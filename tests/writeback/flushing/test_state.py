@@ -474,9 +474,10 @@ def test_its_refusal_is_the_clients_answer() -> None:
     before."""
     whole = sent(waiting(), 1, 2)
     assert play(Progress(whole), Refused("AccessDenied")) == [Answer("AccessDenied", is_over=True)]
-    progress = Progress(whole)
-    assert play(progress, Refused("PreconditionFailed")) == [Find()]
-    assert progress.after(Found(True)) == [Answer("PreconditionFailed", is_over=True)]
+    for said in ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"):
+        progress = Progress(whole)
+        assert play(progress, Refused(said)) == [Find()]
+        assert progress.after(Found(True)) == [Answer(said, is_over=True)]
     for code in ("NotImplemented", "AccessDenied"):  # nobody may look whether it is there
         refused = [Refused("PreconditionFailed"), Refused(code)]
         assert play(Progress(whole), *refused) == [Answer("PreconditionFailed", is_over=True)]
