@@ -8,7 +8,7 @@ journal notes what the origin has; Complete is carried out there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginUnreachable, PartInUse, S3Error
@@ -94,8 +94,11 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
     size_bytes = announced_bytes(context)
     payload = await receive_payload(context)
     query = [("partNumber", str(sending.number)), ("uploadId", upload.origin_upload_id)]
+    onward = onward_request(context, payload, query=query)
+    if "x-amz-checksum-algorithm" not in upload.spec.headers:
+        onward = _without_checksums(onward)
     try:
-        response = await context.services.origin.send(onward_request(context, payload, query=query))
+        response = await context.services.origin.send(onward)
     except OriginUnreachable as error:
         raise slow_down(context, buffer, upload.spec.slot, sending.bound) from error
     async with response:
@@ -110,6 +113,16 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
     now = context.services.clock.now()
     await store_part(buffer, upload, Part(sending.number, file, now, _checksums(context, payload), file.etag))
     return Response(200, headers, b"", "forwarded")
+
+
+def _without_checksums(request: OriginRequest) -> OriginRequest:
+    """What Create has not announced S3 refuses ("expected checksum Type: null"); it is verified here."""
+    said = ("x-amz-sdk-checksum-algorithm", "x-amz-trailer")
+    headers = {name: request.headers[name] for name in request.headers if not name.startswith((PREFIX, *said))}
+    body = request.body
+    if isinstance(body, StreamedBody):
+        body = replace(body, trailer_name=None, trailer_value=None)
+    return replace(request, headers=headers, body=body)
 
 
 def may_be_on_its_way(buffer: WritebackBuffer, upload: Write, number: int) -> bool:

@@ -39,6 +39,7 @@ from gateway.operations.writeback.write_back_policy import (
 )
 from gateway.operations.writeback.write_through import goes_through
 from gateway.origin.retry import may_be_done
+from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
 from gateway.s3.xml import text_of
@@ -144,6 +145,8 @@ async def _created(
 
 async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """The origin is away, or says so. Whether it has begun one all the same is found out."""
+    asked = context.request.headers
+    upload_checksum_type(asked.get("x-amz-checksum-algorithm"), asked.get("x-amz-checksum-type"))  # as S3 judges it
     upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
     await buffer.journal.change(lambda tx: tx.open_upload(upload))
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")

@@ -119,16 +119,11 @@ _OF_THE_REQUEST = frozenset(
 _ENCRYPTION = "x-amz-server-side-encryption"
 _ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
 
-_REPLAYED = frozenset(
-    {
-        "x-amz-acl",
-        "x-amz-checksum-algorithm",
-        "x-amz-checksum-type",
-        "x-amz-tagging",
-        "x-amz-website-redirect-location",
-    }
-)
-"""Headers of Create that change no ETag: what the origin thinks of them comes with the flush."""
+_REPLAYED = frozenset({"x-amz-checksum-algorithm", "x-amz-checksum-type"})
+"""Headers of Create that are judged here."""
+
+_REPLAYED_PAIRS = frozenset({("x-amz-server-side-encryption", "AES256"), ("x-amz-acl", "bucket-owner-full-control")})
+"""And those, with the values that each bucket takes: other ACLs most do not (S3 API, "Object Ownership")."""
 
 
 def why_of_key(key: str) -> Reason | None:
@@ -176,7 +171,8 @@ def may_be_deleted_here(request: S3Request) -> bool:
 def may_begin_without_origin(request: S3Request) -> bool:
     """Whether a CreateMultipartUpload says nothing that the origin must have judged before anything is acknowledged.
 
-    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, locks, archive classes.
+    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, rights, tags, redirects,
+    locks, archive classes.
     """
     return all(_may_be_replayed(name, value) for name, value in request.headers.items())
 
@@ -243,7 +239,7 @@ def _is_about_the_upload(name: str) -> bool:
 
 
 def _may_be_replayed(name: str, value: str) -> bool:
-    if name in _REPLAYED or name.startswith("x-amz-grant-") or (name, value) == (_ENCRYPTION, "AES256"):
+    if name in _REPLAYED or (name, value) in _REPLAYED_PAIRS:
         return True
     return is_foreseen(name, value)
 

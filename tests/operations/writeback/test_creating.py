@@ -225,7 +225,14 @@ KMS = {"x-amz-server-side-encryption": "aws:kms"}
         ({"x-amz-expected-bucket-owner": "1234"}, 503),
         ({"x-amz-storage-class": "GLACIER"}, 503),
         ({"x-amz-object-lock-legal-hold": "ON"}, 503),
-        ({"x-amz-server-side-encryption": "AES256", "x-amz-tagging": "a=b", "x-amz-acl": "private"}, 200),
+        ({"x-amz-acl": "private"}, 503),  # most buckets take none but the one below
+        ({"x-amz-grant-read": "id=1"}, 503),
+        ({"x-amz-tagging": "a=b"}, 503),
+        ({"x-amz-website-redirect-location": "/x"}, 503),
+        ({"x-amz-checksum-algorithm": "BOGUS"}, 400),
+        ({"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "COMPOSITE"}, 400),
+        ({"x-amz-server-side-encryption": "AES256", "x-amz-acl": "bucket-owner-full-control"}, 200),
+        ({"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}, 200),
     ],
     ids=lambda value: "" if isinstance(value, int) else next(iter(value)),
 )
@@ -294,7 +301,12 @@ def test_what_an_upload_says_of_its_own_encryption_tells_nothing_of_its_bucket(
 @pytest.mark.parametrize("is_away", [False, True])
 def test_what_a_create_says_of_its_sender_is_not_kept(tmp_path: Path, is_away: bool) -> None:
     """Neither in the journal nor in an export, and the origin hears of nobody's client or session when it is asked."""
-    kept = {"content-type": "x/y", "x-amz-meta-a": "b", "x-amz-acl": "private", "x-amz-checksum-algorithm": "CRC32"}
+    kept = {
+        "content-type": "x/y",
+        "x-amz-meta-a": "b",
+        "x-amz-acl": "bucket-owner-full-control",
+        "x-amz-checksum-algorithm": "CRC32",
+    }
     sender = {
         "user-agent": "Boto3/1",
         "accept-encoding": "identity",

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.memory_origin.faults import Answer, Call
 from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
 
 CHECKSUM = "x-amz-checksum-crc32"
+
+SMALL = Slot("back", Prefix.parse("s3://bucket/back/"), write="back", buffer_bytes=10_000)
 
 
 def crc32_of(body: bytes) -> str:
@@ -111,3 +114,35 @@ def test_a_checksum_of_the_whole_is_verified_by_somebody(
                 await client.complete("back/m", upload_id, etags)  # nothing was lost by it
 
     with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("in_trailer", [False, True])
+def test_a_part_past_a_full_buffer_carries_no_checksum_that_was_not_announced(
+    tmp_path: Path, *, in_trailer: bool
+) -> None:
+    """Whether an upload succeeds does not hang on how full the buffer is."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(_is_refused, Answer(400, "InvalidRequest"), times=None)
+        upload_id = await client.create("back/m")
+        body = b"x" * (SMALL.buffer_bytes or 0) + b"more"
+        headers = {"x-amz-sdk-checksum-algorithm": "CRC32", CHECKSUM: crc32_of(body)}
+        sent = body
+        if in_trailer:
+            headers = {
+                "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+                "x-amz-decoded-content-length": str(len(body)),
+                "content-encoding": "aws-chunked",
+                "x-amz-trailer": CHECKSUM,
+            }
+            sent = b"%x\r\n%b\r\n0\r\n%b:%b\r\n\r\n" % (len(body), body, CHECKSUM.encode(), crc32_of(body).encode())
+        target = f"back/m?partNumber=1&uploadId={upload_id}"
+        answer = await client.ask("PUT", target, sent, headers)
+        assert answer.headers["x-forebay-not-absorbed"] == "size"
+        calls = [call for call in client.origin.calls if call.operation is Operation.UPLOAD_PART]
+        assert not any("checksum" in name or name == "x-amz-trailer" for call in calls for name in call.headers)
+        await client.complete("back/m", upload_id, {1: answer.headers["etag"]})
+        assert client.origin.data("bucket", "back/m") == body
+
+    with_client(tmp_path, scenario, slots=[SMALL])
