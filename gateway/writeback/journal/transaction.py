@@ -52,7 +52,7 @@ from gateway.writeback.journal.view import (
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
-"""How long a repeated Complete or Abort is answered as the first was."""
+"""How long a repeated Complete is answered as the first was."""
 
 ENDED_MAX = 50_000
 """So many are remembered, the last ones."""
