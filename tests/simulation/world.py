@@ -197,6 +197,10 @@ class World:
         while self.clock.monotonic() < at_rest + AT_REST_SECONDS:
             await asyncio.sleep(10.0)
             await self._look()
+        for _ in range(60):  # an idle upload may have become due, and found to be over, at this very moment
+            if not self.judge.kept().in_doubt:
+                break
+            await asyncio.sleep(1.0)
         self.judge.check_end()
         self.origin.traffic.check_rest(at_rest)
         self._raise()
