@@ -154,7 +154,9 @@ class Clients:
         under_way = history.begin(b"what the source has by then", begun)
         answer = await self.ask("PUT", f"{bucket}/{key}", x_amz_copy_source=f"/{bucket}/{source}")
         history.attempts.remove(under_way)
-        attempts += [history.begin(one, begun) for one in _objects(of_source.may_be() - possible)]
+        meanwhile = {one.value for one in of_source.attempts if one.begun >= begun}  # some came, and went
+        later = (of_source.may_be() | meanwhile) - possible
+        attempts += [history.begin(one, begun) for one in _objects(later)]
         for attempt in attempts:
             attempt.ended = self._clock.monotonic()
         if answer is None or answer.status >= 500:
