@@ -65,8 +65,7 @@ def prepare(directory: Path) -> None:
 def recover(directory: Path, now: Moment) -> Recovered:
     """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
 
-    A plain number is of the wall clock. StartupError where acknowledged writes would be lost by it: then nothing is
-    touched.
+    StartupError where acknowledged writes would be lost by it: then nothing is touched.
     """
     with _usable(directory):
         _remove_dropped(directory)
