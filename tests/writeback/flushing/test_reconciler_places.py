@@ -234,7 +234,7 @@ def test_the_places_of_small_ones_grow_and_shrink_with_what_the_origin_takes(tmp
         await buffer.passes(1.25)  # those that were on their way end
         line.peak = 0
         await buffer.passes(1.0)
-        assert 0 < line.peak <= before / 2
+        assert 0 < line.peak <= PLACES[Priority.SMALL]  # no more than it began with
         assert await buffer.passes(60.0, lambda: line.peak >= before / 2)
 
     with_buffer(tmp_path, scenario)
