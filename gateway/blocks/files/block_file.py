@@ -19,11 +19,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from awscrt import checksums as crt
 
-from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages
+from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
 from gateway.errors import BlockDamaged
 from gateway.file_lease import FileLease, LeaseEnded, SharedFile
@@ -223,6 +223,13 @@ def _set_bit(bits: bytearray, number: int) -> None:
     bits[byte] |= 1 << bit
 
 
+class _Written(NamedTuple):
+    """From where on a file holds what this process wrote, and in which state of it."""
+
+    first: int
+    state: Fingerprint
+
+
 class BlockFile(SharedFile):
     """An open file, shared by its readers and by the threads that work for them."""
 
@@ -234,6 +241,7 @@ class BlockFile(SharedFile):
         self._marks: Marks = RecordMarks() if is_segment else ChunkMarks()
         self._pages: MappedPages | None = None
         self._state: Fingerprint | None = None
+        self._written: _Written | None = None
         self._verifying = threading.Lock()
 
     def intact(self, extent: Extent, position: int, count: int) -> bool:
@@ -248,6 +256,26 @@ class BlockFile(SharedFile):
             return False
         # Once more: a page that has just been mapped anew was withdrawn before (`_map`).
         return self._marks.covers(extent, position, count)
+
+    def was_written(self, first: int) -> None:
+        """This process has written the file, and all of it is there.
+
+        From byte `first` on it holds what was given to be written, as long as that waits to be written to the device.
+        """
+        with suppress(OSError):  # then its bytes are read and checked, as those of every other file
+            self._written = _Written(first, fingerprint(self.descriptor))
+
+    def unwritten(self, residency: Residency, offset: int, count: int) -> bool:
+        """Whether bytes at an offset of the file need no check: this process wrote them, and they wait to be written to
+        the device. Never blocks.
+        """
+        written = self._written
+        if written is None or offset < written.first or not residency.unwritten(self.descriptor, offset, count):
+            return False
+        try:
+            return fingerprint(self.descriptor) == written.state
+        except OSError:
+            return False
 
     def verify(self, extent: Extent, position: int, count: int) -> None:
         """Read and check all chunks that bytes of a block lie in.
@@ -266,7 +294,7 @@ class BlockFile(SharedFile):
 
     def distrust(self) -> None:
         """Have everything read and checked again: bytes of it proved wrong, or could not be sent."""
-        self._state = None  # the file as it is now is a new one then; never waits for a thread that verifies
+        self._state = self._written = None  # the file is a new one then; never waits for a thread that verifies
 
     def close_file(self) -> None:
         pages, self._pages = self._pages, None

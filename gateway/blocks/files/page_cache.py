@@ -227,7 +227,8 @@ class Residency:
 
     def __init__(self, *, cachestat: bool = True) -> None:
         self._cachestat = cachestat
-        self._system_call = ctypes.CDLL(None, use_errno=True).syscall
+        # The interpreter's lock is kept: these calls wait for nothing, and to get it back takes longer than they do.
+        self._system_call = ctypes.PyDLL(None, use_errno=True).syscall
         self._range = (ctypes.c_uint64 * 2)()
         self._counts = (ctypes.c_uint64 * 5)()
         self._byte = bytearray(1)

@@ -196,6 +196,7 @@ class LargeBlockFetcher:
         self.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
+            file.file.was_written(writer.filled.data_offset + writer.unwritten_from)
         finally:
             if not is_used:
                 self.open_files.drop(name)

@@ -254,6 +254,7 @@ class BlockSource:
         self.block = block
         self.extent = extent
         self._file = file
+        self._residency = residency
         self._threads = threads
         self._pieces = PieceVerifier(file, extent, residency, threads)
         self._spans = True
@@ -289,14 +290,17 @@ class BlockSource:
 
     def _span(self, position: int, count: int) -> FileSpan | None:
         """The bytes as they lie, if all of them are verified and in memory."""
-        if not self._file.file.intact(self.extent, position, count):
-            return None
-        return FileSpan(self._file.descriptor, self.extent.offset + position, count, self)
+        offset = self.extent.offset + position
+        return FileSpan(self._file.descriptor, offset, count, self) if self.intact(offset, count) else None
 
     # As `objects.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
-        return self._file.file.intact(self.extent, offset - self.extent.offset, count)
+        """What was fetched for this reader is sent as it was written; others have it checked, for all that follow."""
+        file = self._file.file
+        if not self.cached and file.unwritten(self._residency, offset, count):
+            return True
+        return file.intact(self.extent, offset - self.extent.offset, count)
 
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._threads, self._file, self.extent, offset, count)
