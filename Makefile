@@ -113,11 +113,13 @@ define part
 endef
 
 clean:  ## remove the virtual environment and everything generated
+	rm -f gateway/md5_lanes/md5_lanes.lib
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign .fuzz
 	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
+BUILT_OF := pyproject.toml hatch_build.py gateway/md5_lanes/build.py gateway/md5_lanes/md5_lanes.c
 SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 
 $(STAMPS)/venv:
@@ -142,28 +144,28 @@ $(STAMPS)/venv:
 	"$$found" -m venv "$(VENV)"
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/demo: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/demo: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing Forebay and the demo's bucket into $(VENV) (a minute the first time)"
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
-$(STAMPS)/test: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/test: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing Forebay and its test tools into $(VENV) (a minute the first time)"
 	@$(PIP) -e '.[test]'
 	@touch $@
 
-$(STAMPS)/dev: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/dev: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing linter and type checker into $(VENV)"
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
-$(STAMPS)/clients: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/clients: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing the real S3 clients into $(VENV)"
 	@$(PIP) -e '.[test,clients,more-clients]'
 	@touch $@
 
 # torch is named once more, so that a local or CPU-only build of exactly this version is taken where pip is given one.
-$(STAMPS)/torch: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/torch: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing PyTorch and its S3 connector into $(VENV) (large)"
 	@$(PIP) -e '.[test,torch]' 'torch==2.13.0'
 	@touch $@

@@ -14,7 +14,20 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats", "rate_limited_log", "steps"}
+LEAVES = {
+    *(
+        "objects",
+        "errors",
+        "clock",
+        "durable",
+        "file_lease",
+        "file_lock",
+        "heartbeats",
+        "md5_lanes",
+        "rate_limited_log",
+    ),
+    "steps",
+}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}

@@ -100,7 +100,13 @@ def test_the_image_copies_what_exists_and_what_the_builder_is_given() -> None:
     for name in names:
         assert (DEPLOY.parent / name).exists(), name
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    assert {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "gateway"} == names
+    assert {
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        "pyproject.toml",
+        "hatch_build.py",
+        "gateway",
+    } == names
 
 
 @every_manifest

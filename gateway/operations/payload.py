@@ -40,8 +40,9 @@ class IncomingBody:
     """One body: how it is framed, and what it must add up to.
 
     `wire_length_bytes` is the Content-Length, None for HTTP chunks; `length_bytes` that of the data, None where nobody
-    says. `also` names checksums that the caller wants. Raises S3Error, when made and later: MissingContentLength,
-    InvalidRequest, EntityTooLarge, and what AwsChunkedDecoder and BodyVerifier raise.
+    says. `also` names checksums that the caller wants; `on_threads`, like it, is BodyVerifier's. Raises S3Error, when
+    made and later: MissingContentLength, InvalidRequest, EntityTooLarge, and what AwsChunkedDecoder and BodyVerifier
+    raise.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class IncomingBody:
         wire_length_bytes: int | None,
         *,
         also: Collection[str] = (),
+        on_threads: bool = False,
     ) -> None:
         self.mode = _mode_of(request)
         # The checksum headers of CompleteMultipartUpload are about the object, not about the request's body.
         of_body = request.operation is not Operation.COMPLETE_MULTIPART_UPLOAD
-        self._verifier = BodyVerifier(request.headers, self.mode, of_body=of_body, also=also)
+        self._verifier = BodyVerifier(request.headers, self.mode, of_body=of_body, also=also, on_threads=on_threads)
         self._decoder: AwsChunkedDecoder | None = None
         self._left_bytes = self.length_bytes = wire_length_bytes
         self.trailer_names: frozenset[str] = frozenset()
@@ -203,7 +205,7 @@ async def receive_verified(context: RequestContext, sink: Sink) -> Received:
     Raises as `RequestBody.receive`, and S3Error for whatever is not as promised; then what the sink has got is to be
     thrown away, though all of it may have come.
     """
-    incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",))
+    incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",), on_threads=True)
     length_bytes = 0
 
     def decode(data: memoryview) -> None:

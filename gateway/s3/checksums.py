@@ -19,6 +19,7 @@ import xxhash
 from awscrt import checksums as crt
 
 from gateway.errors import S3Error
+from gateway.md5_lanes.streams import new_md5
 from gateway.s3.error_codes import s3_error
 from gateway.s3.signature_v4 import PayloadMode
 from gateway.steps import ENTRIES, Steps, each
@@ -74,13 +75,13 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 
 
 class Checksum:
-    """A running checksum; `algorithm` is a name in ALGORITHMS."""
+    """A running checksum; `algorithm` is a name in ALGORITHMS. `digest` computes it otherwise than that says."""
 
     __slots__ = ("_digest", "algorithm", "update")
 
-    def __init__(self, algorithm: str) -> None:
+    def __init__(self, algorithm: str, digest: _Digest | None = None) -> None:
         self.algorithm = algorithm
-        self._digest = ALGORITHMS[algorithm].new()
+        self._digest = digest or ALGORITHMS[algorithm].new()
         self.update: Callable[[Buffer], None] = self._digest.update
 
     def digest(self) -> bytes:
@@ -177,11 +178,19 @@ class BodyVerifier:
     """Sees a decoded body pass and says at its end whether every promise of the client held.
 
     One pass per algorithm, whatever asks for it: the payload hash of the signature, Content-MD5, checksum header or
-    trailer, and the caller's `also`. `of_body` as in `requested_checksums`.
+    trailer, and the caller's `also`. `of_body` as in `requested_checksums`. With `on_threads`, only threads
+    call `update`, never the event loop: MD5s that several of them compute at the same moment are computed together, for
+    which they wait for each other.
     """
 
     def __init__(
-        self, headers: Mapping[str, str], mode: PayloadMode, *, of_body: bool = True, also: Collection[str] = ()
+        self,
+        headers: Mapping[str, str],
+        mode: PayloadMode,
+        *,
+        of_body: bool = True,
+        also: Collection[str] = (),
+        on_threads: bool = False,
     ) -> None:
         self._expected = requested_checksums(headers, of_body=of_body)
         if self._expected.trailer_name is not None and not mode.trailer:
@@ -195,6 +204,8 @@ class BodyVerifier:
         if self._expected.content_md5 is not None:
             names.add("md5")
         self._running = {name: Checksum(name) for name in sorted(names)}
+        if on_threads and "md5" in names:
+            self._running["md5"] = Checksum("md5", new_md5())
 
     @property
     def expected(self) -> ExpectedChecksums:

@@ -11,9 +11,11 @@ from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.units import format_size
 from gateway.logs import is_console
+from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
 
 _SLOTS_MAX = 20
+_ONE_MD5 = "one at a time by a core (docs/operations.md, Writing back)"
 
 
 def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequence[str]) -> None:
@@ -42,7 +44,7 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
     slots = [_slot(slot) for slot in settings.slots[:_SLOTS_MAX]]
     if len(settings.slots) > _SLOTS_MAX:
         slots.append(f"and {len(settings.slots) - _SLOTS_MAX} more: forebay status")
-    return {
+    facts: dict[str, str | list[str]] = {
         "origin": f"{origin.endpoint_url}, region {origin.region}",
         "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
         "callers": _callers(settings),
@@ -50,6 +52,9 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
         "workers": str(settings.server.workers),
         "slots": [*slots, "all else: read-write, strict, write through"],
     }
+    if any(slot.write == "back" for slot in settings.slots):
+        facts["md5"] = f"{LANES} at a time by a core" if LANES > 1 else _ONE_MD5
+    return facts
 
 
 def _callers(settings: Settings) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
+from gateway.md5_lanes.streams import Md5, new_md5
 from gateway.s3.checksums import (
     ALGORITHMS,
     BodyVerifier,
@@ -237,3 +238,23 @@ def test_only_crcs_combine() -> None:
     """Hashes of parts say nothing about the hash of the whole."""
     with pytest.raises(S3Error, match="InvalidRequest"):
         at_once(full_object_checksum("sha256", []))
+
+
+@pytest.mark.parametrize("on_threads", [False, True])
+def test_only_threads_hash_together(monkeypatch: pytest.MonkeyPatch, on_threads: bool) -> None:
+    """The event loop waits for no other thread, whatever MD5 it needs; the digests are the same."""
+    made: list[Md5] = []
+
+    def new() -> Md5:
+        made.append(new_md5())
+        return made[-1]
+
+    monkeypatch.setattr("gateway.s3.checksums.new_md5", new)
+    content = bytes(100_000)
+    promised = {"content-md5": b64(hashlib.md5(content).digest())}
+    for headers, also in ((promised, ()), ({}, ("md5",)), ({}, ())):
+        verifier = BodyVerifier(headers, UNSIGNED, also=also, on_threads=on_threads)
+        verifier.update(content)
+        verifier.verify()
+    assert len(made) == (2 if on_threads else 0)
+    assert all(one.digest() == hashlib.md5(content).digest() for one in made)

@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gateway.config.buffers import file_system_kind
-from gateway.serve.banner import banner
+from gateway.serve.banner import banner, what_is_served
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.settings import load
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -77,6 +77,21 @@ def test_people_read_lines() -> None:
     """One fact a line, and loudly what is not in force."""
     text = banner({"origin": "o", "own_key": "k", "slots": ["a", "b"]}, ["w", "x"])
     assert text == "  origin   o\n  own key  k\n  slots    a\n           b\n  WARNING  w\n  WARNING  x\n"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "said"),
+    [(8, "8 at a time by a core"), (1, "one at a time by a core (docs/operations.md, Writing back)")],
+)
+def test_who_writes_back_is_told_how_md5s_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, said: str
+) -> None:
+    """Whether the library is there; nobody else needs to know."""
+    monkeypatch.setattr("gateway.serve.banner.LANES", lanes)
+    text = f'[cache]\ndirectory = "{tmp_path}/cache"\ncapacity = "64MiB"\npersistent = true\n'
+    slot = '[[slots]]\nname = "s"\nprefix = "s3://bucket/"\nwrite = "back"\nbuffer = "16MiB"\n'
+    assert what_is_served(load(tmp_path, text + slot).settings, None)["md5"] == said
+    assert "md5" not in what_is_served(load(tmp_path, text).settings, None)
 
 
 def test_without_a_key_it_does_not_start(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from gateway.cancellation import to_its_end
 from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
 from gateway.errors import ClientDisconnected, S3Error
+from gateway.md5_lanes.streams import LANES
 from gateway.operations.context import Sink
 
 if TYPE_CHECKING:
@@ -242,8 +243,11 @@ R = TypeVar("R")
 
 
 def default_threads() -> int:
-    """More than cores, as a sink may wait for the disk; not many more, as each holds a buffer."""
-    return min(16, 2 * len(os.sched_getaffinity(0)))
+    """More than cores, as a sink may wait for the disk; not many more, as each holds a buffer.
+
+    As many as there are lanes at least: MD5s of what several bring at the same moment cost hardly more than one.
+    """
+    return min(16, max(LANES, 2 * len(os.sched_getaffinity(0))))
 
 
 class ReceiveThreads:

@@ -1,0 +1,1 @@
+"""MD5 of several streams at once."""
