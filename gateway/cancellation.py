@@ -68,14 +68,12 @@ def is_current_left() -> bool:
 @contextmanager
 def turn() -> Iterator[None]:
     """What passes inside is a wait for one's turn; nothing has begun yet. ClientDisconnected when nobody waits."""
+    turn_now()
     task = asyncio.current_task()
     work = _works.get(task) if task is not None else None
     if task is None or work is None or work.anywhere:
         yield
         return
-    if work.is_abandoned():
-        work.on_end()
-        raise _nobody_waits()
     work.turns += 1
     try:
         yield
@@ -86,6 +84,15 @@ def turn() -> Iterator[None]:
         raise
     finally:
         work.turns -= 1
+
+
+def turn_now() -> None:
+    """The same where one's turn is there already."""
+    task = asyncio.current_task()
+    work = _works.get(task) if task is not None else None
+    if work is not None and not work.anywhere and work.is_abandoned():
+        work.on_end()
+        raise _nobody_waits()
 
 
 def _is_left(request: weakref.ref[Task]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from gateway.immutable import immutable
+
 MARKERS = (
     ".metadata",
     "*.index.json",
@@ -31,7 +33,7 @@ class ObjectKey(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ObjectVersion:
     """One immutable state of an object: the pair (key, ETag) never changes its bytes.
 
@@ -43,7 +45,7 @@ class ObjectVersion:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ByteRange:
     """Bytes `first` to `last`, both included, as in `Content-Range` (RFC 9110, 14.4). Never empty."""
 

@@ -14,20 +14,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {
-    *(
-        "objects",
-        "errors",
-        "clock",
-        "durable",
-        "file_lease",
-        "file_lock",
-        "heartbeats",
-        "md5_lanes",
-        "rate_limited_log",
-    ),
-    "steps",
-}
+LEAVES = {"clock", "durable", "errors", "file_lease", "file_lock", "heartbeats", "immutable", "md5_lanes", "objects"}
+LEAVES |= {"rate_limited_log", "steps"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
@@ -35,6 +23,7 @@ BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
     "heartbeats": {"durable"},
+    "objects": {"immutable"},
     "cancellation": {"errors"},
     "config": LEAVES,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),

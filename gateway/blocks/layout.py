@@ -38,6 +38,7 @@ import lmdb
 from awscrt import checksums
 
 from gateway.errors import BlockDamaged, ConfigError
+from gateway.immutable import immutable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
@@ -64,7 +65,7 @@ _LENGTH = struct.Struct("<Q")
 _RANGE = struct.Struct("<QQ")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Block:
     """One block of one object version. `id` is a hash over everything else, and its name everywhere."""
 
@@ -280,7 +281,7 @@ OFFSET_MAX = 1 << 40
 """Of a block in its file."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class BlockRecord:
     """What the index knows of one block."""
 
@@ -289,7 +290,7 @@ class BlockRecord:
     extent: Extent
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FileRecord:
     """One file, in which one or more blocks lie: what is counted, and what goes when room is needed.
 
@@ -312,7 +313,7 @@ class FileRecord:
     pin: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Reservation:
     """Room set aside on a slot's account for a file that is not in the index yet.
 

@@ -54,6 +54,7 @@ from awscrt.checksums import crc64nvme
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, StoreUnavailable
 from gateway.heartbeats import PROCESSES_MAX
+from gateway.immutable import immutable
 from gateway.metadata.listing.records import date_text
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
@@ -103,18 +104,20 @@ def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) 
 
     OriginBodyError when lengths do not fit together.
     """
-    head = object_head(key, headers, is_part=status == 206)
-    body, size_bytes = head.part, head.version.size_bytes
-    if body is None:
-        if "content-range" in headers or status == 206:
-            raise OriginBodyError("the origin's Content-Range is missing, or where none belongs")
+    content_range = headers.get("content-range")
+    if (content_range is None) is (status == 206):
+        raise OriginBodyError("the origin's Content-Range is missing, or where none belongs")
+    if content_range is None:
+        head = object_head(key, headers)
+        size_bytes = head.version.size_bytes
         return head, ByteRange(0, size_bytes - 1) if size_bytes else None
-    if headers["content-length"] != str(body.length):
+    body, size_bytes = parse_content_range(content_range)
+    if headers.get("content-length") != str(body.length):
         raise OriginBodyError("the origin's Content-Length is not that of its Content-Range")
     whole = dict(headers)
     del whole["content-range"]
     whole["content-length"] = str(size_bytes)
-    return ObjectHead(head.version, whole, head.last_modified), body
+    return object_head(key, whole), body
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:
@@ -181,7 +184,7 @@ _NOT_OF_THE_OBJECT = frozenset({"date", "server", "x-amz-request-id", "x-amz-id-
 _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
@@ -195,7 +198,7 @@ class ObservedAt:
     cells: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Entry:
     """What the catalog knows of a key.
 

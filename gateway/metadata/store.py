@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import lmdb
 
 from gateway.counting import CatalogMetrics
+from gateway.immutable import immutable
 from gateway.metadata.entries import (
     EXTRA_BYTES_MAX,
     Entry,
@@ -151,7 +151,7 @@ _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CatalogUpdate:
     """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.immutable import immutable
 from gateway.origin.receive_buffer import ReceiveBuffer
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
@@ -50,7 +51,7 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 """Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StreamedBody:
     """A request body that passes through once and is never held whole.
 
@@ -70,7 +71,7 @@ class StreamedBody:
     trailer_value: Callable[[], str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OriginRequest:
     """One S3 request, unsigned.
 

@@ -122,6 +122,8 @@ class HedgedRead:
         self._drop()
         self._hedging.answered()
         self._heads.add(stream.head_seconds)
+        if stream.is_complete:
+            return HttpResponse(stream)
         self._rest_of = _Rest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)

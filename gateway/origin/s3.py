@@ -21,6 +21,7 @@ import structlog
 from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
+from gateway.immutable import immutable
 from gateway.origin.client import ACCOUNT, HedgeOutcome, Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
@@ -68,7 +69,7 @@ shorter, and a connection may hold as much anyway."""
 Headers = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Attempt:
     """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
 

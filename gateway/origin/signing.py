@@ -24,6 +24,7 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import ConfigError, OriginUnreachable
+from gateway.immutable import immutable
 from gateway.origin.client import OriginRequest
 from gateway.origin.request_body import RequestBody
 from gateway.origin.settings import AddressingStyle, OriginSettings
@@ -36,7 +37,7 @@ _DNS_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _AWS_HOST = re.compile(r"(^|\.)amazonaws\.com(\.cn)?$")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Target:
     """One place on the wire: `host` is the Host header, `path` and `query` are percent-encoded."""
 

@@ -7,7 +7,7 @@ before the next piece is asked for, or before a piece is handed over to be sent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -159,16 +159,10 @@ class _MeteredResponse:
     """A piece has crossed the link when it is seen here: it counts at once, and waits before anybody gets it."""
 
     def __init__(self, response: OriginResponse, meter: TrafficMeter) -> None:
+        self.status = response.status
+        self.headers = response.headers
         self._response = response
         self._meter = meter
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
 
     async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         pieces, meter = self._response.stream(buffer), self._meter

@@ -40,8 +40,8 @@ class EncodedHeaders(NamedTuple):
 
         ValueError when a value has a line break or NUL in it: it could forge an answer.
         """
-        pairs = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
-        lines = b"".join(b"%b: %b\r\n" % pair for pair in pairs)
+        pairs = tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers])
+        lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
         if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
             raise ValueError("a header field has a line break or NUL in it")
         return cls(pairs, lines)

@@ -37,6 +37,7 @@ from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
 from gateway.durable import set_aside
 from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.immutable import immutable
 
 ALIGNMENT_BYTES = 64
 """Of headers and bytes alike: `sendfile` needs no pages, and 100 KB would be 4 % longer for them."""
@@ -51,7 +52,7 @@ _SUFFIX = ".segment"
 _PADDING = bytes(ALIGNMENT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SmallBlock:
     """A small block, with its bytes."""
 
@@ -64,7 +65,7 @@ class SmallBlock:
         return layout.data_offset(self.block, ALIGNMENT_BYTES) + layout.aligned(self.block.length, ALIGNMENT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Placed:
     """Small blocks laid out to be appended to a file: what to write, what to enter, and where the next ones begin."""
 

@@ -26,6 +26,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -45,6 +46,8 @@ CELLS = SETS * WAYS
 _WORDS = 2
 _WORD_BYTES = 8
 _SET_BYTES = WAYS * _WORDS * _WORD_BYTES
+_FIRST_WORDS = struct.Struct("@" + "Q8x" * WAYS)
+"""Of a set's cells; each word is read in one step."""
 _COUNTS = CELLS * _WORDS
 FILE_BYTES = (_COUNTS + PROCESSES_MAX) * _WORD_BYTES
 
@@ -340,8 +343,8 @@ class FetchLocks:
     def _cells(self, number: int) -> zip[tuple[int, int]]:
         """Where the cells of a set begin, with their first words."""
         first = number * WAYS * _WORDS
-        stop = first + WAYS * _WORDS
-        return zip(range(first, stop, _WORDS), self._words[first:stop].tolist()[::_WORDS], strict=True)
+        words = _FIRST_WORDS.unpack_from(self._map, number * _SET_BYTES)
+        return zip(range(first, first + WAYS * _WORDS, _WORDS), words, strict=True)
 
     def _count(self) -> None:
         self._words[_COUNTS + self.worker] = len(self._held)

@@ -36,6 +36,7 @@ from gateway.blocks.layout import Block, Reservation
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
+from gateway.immutable import immutable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
 
@@ -46,7 +47,7 @@ _ROUNDS_MAX = 100
 """Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class _Alike:
     """What blocks of one segment have in common: slot, `wanted` and pin, as of records.Reservation."""
 
@@ -80,7 +81,7 @@ class _Segment:
         return max(count, self.new)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Appended:
     """How many blocks were appended, and what had to go for them."""
 
@@ -170,7 +171,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 """Of small blocks in memory, all that one process has: what comes in 30 ms at 1 GB/s, and is written meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Waiting:
     """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
 

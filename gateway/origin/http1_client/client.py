@@ -177,16 +177,14 @@ _PROXY_HEAD_BYTES_MAX = 64 * 1024
 _STOPPED_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Tunnel:
+class Tunnel(NamedTuple):
     """A proxy that is asked for a connection (RFC 9110, 9.3.6); `request` is its CONNECT, which may hold a password."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Whom a connection is to; `tls` where it is encrypted, `tunnel` where a proxy makes it."""
 
     host: str
@@ -246,6 +244,19 @@ class Pool:
             if claim is not None:
                 self._shares.give_back(claim)
             raise
+        return self._at_work(connection, claim)
+
+    def take_now(self, endpoint: Endpoint, claim: Claim) -> Connection | None:
+        """As `take`, where there is nothing to be waited for; else None."""
+        if not self._idle.get(endpoint) or not self._shares.take_now(claim):
+            return None
+        connection = self._idle_one(endpoint)
+        if connection is None:
+            self._shares.give_back(claim)
+            return None
+        return self._at_work(connection, claim)
+
+    def _at_work(self, connection: Connection, claim: Claim | None) -> Connection:
         self._busy[connection] = claim
         if self._checking is None:
             self._check_later()
@@ -449,14 +460,10 @@ class Http1Client:
         `headers` are all that are sent, `host` among them. Raises OriginUnreachable when there is no answer, what the
         source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`.
         """
-        head = self._head(method, target, headers)
-        try:
-            with cancellation.turn():
-                connection = await self._pool.take(self._endpoint(target), claim, unused=unused)
-        except (OSError, TimeoutError) as error:
-            text = f"no connection to the origin: {type(error).__name__}: {error}"
-            kind = OriginSilent if isinstance(error, TimeoutError) else OriginUnreachable
-            raise kind(text, may_be_done=False) from error
+        head, endpoint = self._head(method, target, headers), self._endpoint(target)
+        cancellation.turn_now()
+        connection = None if claim is None or unused else self._pool.take_now(endpoint, claim)
+        connection = connection or await self._connection(endpoint, claim, unused=unused)
         bodiless = method == "HEAD"
         if isinstance(body, bytes) and len(body) <= _WITH_THE_HEAD_BYTES_MAX:
             return await _answer_to(connection.ask(head + body, supervision, bodiless=bodiless))
@@ -464,6 +471,15 @@ class Http1Client:
         stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True)
         await _send(connection, stream, content, waits="expect" in headers)
         return await _answer_to(stream, may_be_done=content.is_sent)
+
+    async def _connection(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool) -> Connection:
+        try:
+            with cancellation.turn():
+                return await self._pool.take(endpoint, claim, unused=unused)
+        except (OSError, TimeoutError) as error:
+            text = f"no connection to the origin: {type(error).__name__}: {error}"
+            kind = OriginSilent if isinstance(error, TimeoutError) else OriginUnreachable
+            raise kind(text, may_be_done=False) from error
 
     def stop_connecting(self, target: Target) -> None:
         """As `Pool.stop_connecting`."""

@@ -569,19 +569,11 @@ class HttpResponse:
     ) -> None:
         """`successor` is asked when the body breaks off, `on_close` told of the end."""
         self._stream = stream
-        self._status = stream.head.status
-        self._headers = stream.head.headers
+        self.status = stream.head.status
+        self.headers: Mapping[str, str] = stream.head.headers
         self._prefix = b""
         self._successor = successor
         self._on_close = on_close
-
-    @property
-    def status(self) -> int:
-        return self._status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._headers
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         return self._pieces() if buffer is None else self._into(buffer)
