@@ -491,10 +491,6 @@ class DiskThreads:
         """As `disk_holding`, for what writes the index."""
         return self._outcome(self._index.submit(with_lease(file.share(), function), *arguments, **keywords))
 
-    def hint(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> None:
-        """Run what only makes later reads faster: whatever is wrong, they find out."""
-        self._disk.submit(function, *arguments, **keywords)
-
     async def _unless_stalled(self, submit: Callable[[], Future[R]], undo: Callable[[R], None] | None) -> R:
         if self.stalled():
             raise _kept_from_writing()

@@ -40,8 +40,8 @@ from gateway.blocks.reading.sources import (
     ReadRequest,
     Source,
     WarmSpan,
-    hint_beginning,
 )
+from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
@@ -149,7 +149,6 @@ class Prefetcher:
         self._request = request
         self._fetched = fetched
         self._readahead: Readahead | None = None
-        self._hinted_stop = 0
 
     def go_on(self) -> None:
         """The reader begins in a block that was fetched ahead: so shall be what follows it."""
@@ -169,16 +168,6 @@ class Prefetcher:
         if beyond and request.purpose is Purpose.LIVE:
             self._readahead.beyond = True
         self._readahead.at(position // request.block_size_bytes, position - request.range.first)
-
-    def hint_next_block(self, stop: int) -> None:
-        """The block that ends at `stop` is read from the device: have it go on with the next one, if that is here."""
-        tools, request = self._tools, self._request
-        if self._hinted_stop == stop or stop >= request.range.stop:
-            return
-        self._hinted_stop = stop
-        extent = tools.directory.index.lookup(request.block(stop // request.block_size_bytes).id)
-        if extent is not None:
-            tools.threads.hint(hint_beginning, tools.directory.store, extent)
 
     def _begin(self) -> Readahead:
         tools, request = self._tools, self._request
@@ -314,6 +303,7 @@ class RangeReader:
         self._request = ReadRequest(version, byte_range, slot, dict(headers), purpose, answer, block_size, too_large)
         self._opener = SourceOpener(tools, self._request)
         self._ahead = Prefetcher(tools, self._request, self._opener.fetched)
+        self._blocks_ahead = BlocksAhead(tools, self._request, self._opener.fetched)
         self._source: Source | None = None
         self._first: BodyPiece | None = None
         """Of a block on disk, so that it is known to be good before a reply begins: what may take its place may not
@@ -387,6 +377,7 @@ class RangeReader:
             while position < self._request.range.stop:
                 first, self._first = self._first, None
                 piece = first if first is not None else await self._next(position)
+                self._read_on()
                 if isinstance(piece, BorrowedBuffer):
                     yield piece
                     size = piece.taken
@@ -409,6 +400,10 @@ class RangeReader:
 
     async def aclose(self) -> None:
         """Let go of everything. Idempotent; the fills that this reader has begun go on."""
+        self._blocks_ahead.stop()
+        await self._close_source()
+
+    async def _close_source(self) -> None:
         source, self._source, self._first = self._source, None, None
         if source is None:
             return
@@ -423,7 +418,7 @@ class RangeReader:
             try:
                 piece = await self._read(position)
             except BlockPublished:
-                await self.aclose()
+                await self._close_source()
             except StoreUnavailable as error:
                 await self._open_origin(position, error)
             else:
@@ -434,14 +429,11 @@ class RangeReader:
         """The bytes at a position; None: look again, their block was found damaged, and dropped, or has moved."""
         try:
             source = await self._source_at(position)
-            piece = await source.read(position, min(source.stop, self._request.range.stop))
-            if isinstance(source, BlockSource) and source.from_device:
-                self._ahead.hint_next_block(source.stop)
-            return piece
+            return await source.read(position, min(source.stop, self._request.range.stop))
         except OriginBusy as error:
             if not isinstance(self._source, FillSource) or not self._source.was_denied_another(error):
                 raise
-            await self.aclose()
+            await self._close_source()
             return None
         except MovedToFile as landed:
             await self._go_on_in_file(landed)
@@ -453,11 +445,23 @@ class RangeReader:
     async def _source_at(self, position: int) -> Source:
         source = self._source
         if source is None or position >= source.stop:
-            await self.aclose()
+            await self._close_source()
+            await self._blocks_ahead.come_to(position)
             source = await self._open(position)
         if not self._opener.is_sub_block and not isinstance(source, OriginSource):
             self._ahead.prefetch(position, beyond=isinstance(source, FillSource))
         return source
+
+    def _read_on(self) -> None:
+        """Have the blocks behind the one in hand on their way where bytes have to be read from the device."""
+        source, ahead = self._source, self._blocks_ahead
+        if (
+            isinstance(source, BlockSource)
+            and (ahead.is_active or source.was_verified)
+            and not self._opener.is_sub_block
+        ):
+            with suppress(StoreUnavailable):  # who comes to them finds it out
+                ahead.keep_on(source.stop)
 
     async def _open(self, position: int) -> BlockSource | FillSource:
         """StoreUnavailable when there is no source but the origin."""
@@ -465,7 +469,7 @@ class RangeReader:
         return source
 
     async def _open_origin(self, position: int, why: StoreUnavailable) -> OriginSource:
-        await self.aclose()
+        await self._close_source()
         self._source = source = await self._opener.open_origin(position, why)
         return source
 
@@ -480,7 +484,7 @@ class RangeReader:
         """Drop the block that has just been found damaged; StoreUnavailable when this goes on and on."""
         source = self._source
         self._damages += 1
-        await self.aclose()
+        await self._close_source()
         if isinstance(source, BlockSource):
             await self._opener.drop(source.block, source.extent)
         if self._damages > REFILLS_MAX or not isinstance(source, BlockSource):

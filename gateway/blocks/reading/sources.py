@@ -2,8 +2,7 @@
 
 A source gives one piece at a time, never empty. A piece that is a `FileSpan` is good until the next call or `close`.
 
-A block on disk is verified piece by piece, the next piece while the client takes what it has, so that disk and network
-are busy at once; and the device is told of more than that, so that it always has something to fetch.
+A block on disk is verified piece by piece, the next piece while the client takes what it has (verifying.py).
 
 Two short ways are for bytes for which nobody has to wait. A range that lies in one block, indexed, verified and in
 memory, is given as it lies (`warm_span`). A small object of which nothing was known is given from memory when its first
@@ -12,8 +11,6 @@ response has brought all of it, while it goes to disk (`arrived`). All else is t
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +20,12 @@ from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
 from gateway.blocks.index.index import AccessLog
 from gateway.blocks.layout import Block, BlockSettings, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
+from gateway.blocks.reading.verifying import AheadRoom, PieceVerifier
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import OriginBusy, StoreUnavailable
@@ -80,6 +77,7 @@ class ReadDependencies:
     isolation: CircuitBreaker
     clock: Clock
     observer: CacheMetrics
+    ahead_room: AheadRoom = field(default_factory=AheadRoom)
 
 
 BLOCKS_LOOKED_UP_MAX = 1024
@@ -126,93 +124,11 @@ class ReadRequest:
         return ByteRange(max(self.range.first, block.offset), min(self.range.last, block.range.last))
 
 
-HINTED_AHEAD_BYTES = 4 * 1024 * 1024
-"""How far behind what is being verified the device is told to fetch: at 2 GB/s, two milliseconds of work."""
-
-
-@dataclass(slots=True)
-class _Piece:
-    position: int
-    count: int
-    verifying: asyncio.Task[None]
-
-
-class PieceVerifier:
-    """Verifies one block for one reader, piece by piece, at most one of them ahead. Event loop only."""
-
-    def __init__(self, file: BlockLease, extent: Extent, residency: Residency, threads: DiskThreads) -> None:
-        self._file = file
-        self._extent = extent
-        self._residency = residency
-        self._threads = threads
-        self._hinted = 0
-        self._ahead: _Piece | None = None
-        self.from_device = False
-        """Whether any of the bytes were not in memory."""
-
-    async def verify(self, position: int, count: int, wanted_after: int) -> None:
-        """Have the bytes at a position of the block verified; `wanted_after` are asked for behind them.
-
-        BlockDamaged when they are not what they were.
-        """
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or (ahead.position, ahead.count) != (position, count):
-            _let_be(ahead)
-            ahead = self._begin(position, count, wanted_after)
-        await ahead.verifying
-
-    def go_on(self, position: int, count: int, wanted_after: int) -> None:
-        """Begin with the piece that comes next, unless there is nothing to do for it."""
-        if self._file.file.intact(self._extent, position, count):
-            return
-        self._ahead = self._begin(position, count, wanted_after)
-
-    def stop(self) -> None:
-        """Nobody wants to know any more."""
-        ahead, self._ahead = self._ahead, None
-        _let_be(ahead)
-
-    def _begin(self, position: int, count: int, wanted_after: int) -> _Piece:
-        hint = self._hint(position, count, wanted_after)
-        work = self._threads.disk_holding(self._file, _verify_with_hint, self._extent, position, count, hint)
-        return _Piece(position, count, asyncio.create_task(work))
-
-    def _hint(self, position: int, count: int, wanted_after: int) -> tuple[int, int] | None:
-        """Offset and length in the file of what the device is to be told of."""
-        if self._residency.resident(self._file.descriptor, self._extent.offset + position, count):
-            return None
-        self.from_device = True
-        first = max(position, self._hinted)
-        self._hinted = position + count + min(wanted_after, HINTED_AHEAD_BYTES)
-        return self._extent.offset + first, self._hinted - first
-
-
-def hint_beginning(store: BlockStore, extent: Extent) -> None:
-    """Tell the device that a block is about to be read from its beginning. Blocks."""
-    file = store.open_published(extent)
-    try:
-        count = min(extent.length, HINTED_AHEAD_BYTES)
-        os.posix_fadvise(file.descriptor, extent.offset, count, os.POSIX_FADV_WILLNEED)
-    finally:
-        file.close()
-
-
-def _verify_with_hint(
-    file: BlockLease, extent: Extent, position: int, count: int, hint: tuple[int, int] | None
-) -> None:
-    if hint is not None and hint[1] > 0:
-        os.posix_fadvise(file.descriptor, *hint, os.POSIX_FADV_WILLNEED)
-    file.file.verify(extent, position, count)
-
-
-def _let_be(piece: _Piece | None) -> None:
-    """What is found out by it is found out again by whoever reads the piece."""
-    if piece is not None:
-        piece.verifying.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-
 READ_BYTES = 1024 * 1024
-"""What a thread reads and verifies in one go: the memory that one reader may hold."""
+"""What a thread reads for one reader to hold in memory; and the first piece that a reader waits for."""
+
+PIECE_BYTES_MAX = 8 * 1024 * 1024
+"""The pieces of a block that one reader takes grow up to this: what is to be done once for each is seldom done then."""
 
 
 RESTORED_BYTES = 256 * 1024
@@ -256,8 +172,9 @@ class BlockSource:
         self._file = file
         self._residency = residency
         self._threads = threads
-        self._pieces = PieceVerifier(file, extent, residency, threads)
+        self._pieces = PieceVerifier(file, extent, threads)
         self._spans = True
+        self._begun_at: int | None = None
 
     def span(self, first: int, stop: int) -> FileSpan | None:
         """Bytes of the object `first` to `stop` as they lie, if all of them are verified and in memory."""
@@ -267,9 +184,11 @@ class BlockSource:
         span = self.span(first, stop)
         if span is not None:
             return span
-        position, count = first - self.block.offset, stop - first
-        piece = min(count, READ_BYTES - position % READ_BYTES)
-        return self._span(position, piece) or await self._read(position, piece, count - piece)
+        position, last = first - self.block.offset, stop - self.block.offset
+        if not self._spans:
+            piece = min(last, (position // READ_BYTES + 1) * READ_BYTES) - position
+            return await self._threads.disk_holding(self._file, _read_verified, self.extent, position, piece)
+        return await self._piece(position, last)
 
     def take_file(self) -> BlockLease:
         """The block's file, for the caller to release: this source is over."""
@@ -280,9 +199,9 @@ class BlockSource:
         self._file.file.distrust()
 
     @property
-    def from_device(self) -> bool:
-        """Whether any of its bytes were not in memory."""
-        return self._pieces.from_device
+    def was_verified(self) -> bool:
+        """Whether any of its bytes had to be verified for this reader."""
+        return self._pieces.has_worked
 
     async def close(self) -> None:
         self._pieces.stop()
@@ -305,17 +224,28 @@ class BlockSource:
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._threads, self._file, self.extent, offset, count)
 
-    async def _read(self, position: int, count: int, wanted_after: int) -> BodyPiece:
-        if self._spans:
-            await self._pieces.verify(position, count, wanted_after)
-            span = self._span(position, count)
-            if span is not None:
-                if wanted_after:
-                    next_count = min(wanted_after, READ_BYTES)
-                    self._pieces.go_on(position + count, next_count, wanted_after - next_count)
-                return span
+    async def _piece(self, position: int, stop: int) -> BodyPiece:
+        """The next piece of what is wanted of the block, up to byte `stop` of it; the one behind it is begun."""
+        reads_on, end = stop == self.extent.length, self._piece_end(position, stop)
+        span = self._span(position, end - position)
+        if span is None:
+            await self._pieces.verify(position, end - position, reads_on=reads_on)
+            span = self._span(position, end - position)
+        if span is None:
             self._spans = False
-        return await self._threads.disk_holding(self._file, _read_verified, self.extent, position, count)
+            return await self.read(self.block.offset + position, self.block.offset + stop)
+        if end < stop:
+            count = self._piece_end(end, stop) - end
+            if not self.intact(self.extent.offset + end, count):
+                self._pieces.go_on(end, count, reads_on=reads_on)
+        return span
+
+    def _piece_end(self, position: int, stop: int) -> int:
+        """Where a piece ends: as many bytes behind its beginning as the reader has had of the block before."""
+        if self._begun_at is None:
+            self._begun_at = position
+        size = min(max(READ_BYTES, position - self._begun_at), PIECE_BYTES_MAX)
+        return min(stop, (position + size) // READ_BYTES * READ_BYTES)
 
 
 class FillSource:
@@ -410,8 +340,7 @@ async def restored(
 
 
 def _restored(file: BlockLease, extent: Extent, position: int, count: int) -> memoryview | None:
-    os.posix_fadvise(file.descriptor, extent.offset + position, count, os.POSIX_FADV_WILLNEED)
-    file.file.verify(extent, position, count)
+    file.file.verify_unread(extent, position, count, reads_on=False)
     if file.file.intact(extent, position, count):
         return None
     return read_verified(file.descriptor, extent, position, min(count, RESTORED_BYTES))

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile, ChunkChecksums, ChunkMarks, RecordMarks, fingerprint
-from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, is_supported
+from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, Residency, is_supported
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.errors import BlockDamaged
 from tests.support.disks import fill_up, small_disk
@@ -41,6 +41,13 @@ def evict(file: BlockFile) -> None:
         for _ in range(3):  # pages on their way through the kernel's lists stay when asked once
             page_out(pages._address, os.fstat(file.descriptor).st_size // PAGE_BYTES * PAGE_BYTES)
     drop_unmapped(file.descriptor, 0, 0)
+
+
+def pages_in_memory(file: BlockFile, offset: int, count: int) -> int:
+    """Of a part of a file; nothing is read to find out."""
+    found = Residency()._cached_pages(file.descriptor, offset, count)
+    assert found is not None
+    return found
 
 
 class Bench:
@@ -95,6 +102,37 @@ def test_what_has_left_memory_is_not_intact_whoever_brings_it_back(
     assert not bench.intact(2 * CHUNK_BYTES, 1)
     with pytest.raises(BlockDamaged):
         bench.file.verify(bench.extent, 0, LENGTH)
+    assert not bench.intact(2 * CHUNK_BYTES, 1)
+
+
+def test_what_is_read_ahead_for_a_reader_that_ends_here_ends_here(bench: Bench) -> None:
+    """A few bytes in the middle of a block cost the device those bytes and no more."""
+    os.posix_fadvise(bench.file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    evict(bench.file)
+    bench.file.verify_unread(bench.extent, CHUNK_BYTES, CHUNK_BYTES, reads_on=False)
+    assert bench.intact(CHUNK_BYTES, CHUNK_BYTES)
+    behind = START + 2 * CHUNK_BYTES + PAGE_BYTES
+    assert pages_in_memory(bench.file, behind, LENGTH // PAGE_BYTES * PAGE_BYTES - behind) == 0
+
+
+def test_one_that_reads_on_changes_nothing_for_those_that_do_not(bench: Bench) -> None:
+    """The kernel reads ahead for it as long as it is at work, and no longer."""
+    evict(bench.file)
+    bench.file.verify_unread(bench.extent, 0, LENGTH, reads_on=True)
+    assert bench.intact(0, LENGTH)
+    evict(bench.file)
+    for page in range(3):  # what looks like a sequence
+        os.pread(bench.file.descriptor, PAGE_BYTES, START + page * PAGE_BYTES)
+    assert pages_in_memory(bench.file, START, LENGTH // PAGE_BYTES * PAGE_BYTES - START) == 3
+
+
+def test_what_nobody_wants_any_more_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked before every step."""
+    monkeypatch.setattr(block_file, "READ_STEP_BYTES", CHUNK_BYTES)
+    answers = iter((True, True, False))
+    bench.file.verify_unread(bench.extent, 0, LENGTH, reads_on=True, is_wanted=lambda: next(answers))
+    assert bench.intact(0, 2 * CHUNK_BYTES)
     assert not bench.intact(2 * CHUNK_BYTES, 1)
 
 

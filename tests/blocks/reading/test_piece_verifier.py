@@ -12,11 +12,9 @@ import pytest
 
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
-from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.blocks.reading.sources import PieceVerifier
+from gateway.blocks.reading.verifying import PieceVerifier
 from gateway.errors import BlockDamaged
-from tests.support.blocks import drop_page_cache
 
 PIECE = 2 * CHUNK_BYTES
 LENGTH = 4 * PIECE
@@ -36,7 +34,7 @@ class Bench:
         self.file = lease_of(os.open(path, os.O_RDONLY))
         self.threads = DiskThreads(2)
         self.extent = Extent("f", 0, LENGTH, bytes(checksums.packed))
-        self.verifier = PieceVerifier(self.file, self.extent, Residency(), self.threads)
+        self.verifier = PieceVerifier(self.file, self.extent, self.threads)
 
     def intact(self, position: int, count: int) -> bool:
         return self.file.file.intact(self.extent, position, count)
@@ -77,11 +75,11 @@ def test_what_was_begun_ahead_is_not_done_twice(tmp_path: Path, looked_at: list[
     async def steps(bench: Bench) -> None:
         for position in range(0, LENGTH, PIECE):
             left = LENGTH - position - PIECE
-            await bench.verifier.verify(position, PIECE, left)
+            await bench.verifier.verify(position, PIECE, reads_on=True)
             assert bench.intact(position, PIECE)
             assert not left or not bench.intact(position + PIECE, 1)
             if left:
-                bench.verifier.go_on(position + PIECE, PIECE, left - PIECE)
+                bench.verifier.go_on(position + PIECE, PIECE, reads_on=True)
 
     on_bench(Bench(tmp_path / "f"), steps)
     assert looked_at == list(range(0, LENGTH, PIECE))
@@ -91,8 +89,8 @@ def test_a_reader_that_goes_elsewhere_gets_what_it_asks_for(tmp_path: Path, look
     """What was begun for another place does not stand in for it."""
 
     async def steps(bench: Bench) -> None:
-        bench.verifier.go_on(PIECE, PIECE, 0)
-        await bench.verifier.verify(2 * PIECE, PIECE, 0)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        await bench.verifier.verify(2 * PIECE, PIECE, reads_on=False)
         assert bench.intact(2 * PIECE, PIECE)
 
     on_bench(Bench(tmp_path / "f"), steps)
@@ -105,7 +103,7 @@ def test_what_is_verified_and_in_memory_is_not_begun(tmp_path: Path, looked_at: 
     async def steps(bench: Bench) -> None:
         bench.file.file.verify(bench.extent, 0, LENGTH)
         looked_at.clear()
-        bench.verifier.go_on(PIECE, PIECE, 0)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
 
     on_bench(Bench(tmp_path / "f"), steps)
     assert looked_at == []
@@ -115,10 +113,10 @@ def test_damage_found_ahead_is_raised_where_the_reader_comes_to_it(tmp_path: Pat
     """Not before: the piece in hand is good."""
 
     async def steps(bench: Bench) -> None:
-        await bench.verifier.verify(0, PIECE, LENGTH - PIECE)
-        bench.verifier.go_on(PIECE, PIECE, 0)
+        await bench.verifier.verify(0, PIECE, reads_on=True)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
         with pytest.raises(BlockDamaged):
-            await bench.verifier.verify(PIECE, PIECE, 0)
+            await bench.verifier.verify(PIECE, PIECE, reads_on=False)
         assert bench.intact(0, PIECE)
         assert not bench.intact(PIECE, 1)
 
@@ -131,7 +129,7 @@ def test_damage_that_nobody_comes_to_is_no_failure(tmp_path: Path) -> None:
 
     async def steps(bench: Bench) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        bench.verifier.go_on(PIECE, PIECE, 0)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
         bench.verifier.stop()
         bench.threads.shut_down()
         for _ in range(3):
@@ -141,17 +139,29 @@ def test_damage_that_nobody_comes_to_is_no_failure(tmp_path: Path) -> None:
     assert complaints == []
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
-def test_it_is_known_what_came_from_the_device(tmp_path: Path, is_dropped: bool) -> None:
-    """So that the device is told early of what the reader comes to next."""
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_it_is_known_whether_anything_had_to_be_verified(tmp_path: Path, is_verified: bool) -> None:
+    """So that the blocks behind are verified, too, before the reader comes to them."""
 
     async def steps(bench: Bench) -> None:
-        if is_dropped:
-            drop_page_cache(tmp_path / "f")
-        await bench.verifier.verify(PIECE, PIECE, 0)
-        assert bench.verifier.from_device == is_dropped
+        if is_verified:
+            bench.file.file.verify(bench.extent, 0, LENGTH)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
+        assert bench.verifier.has_worked != is_verified
 
     on_bench(Bench(tmp_path / "f"), steps)
+
+
+def test_a_piece_that_was_begun_is_not_begun_again(tmp_path: Path, looked_at: list[int]) -> None:
+    """A reader that is told of the next piece twice has it verified once."""
+
+    async def steps(bench: Bench) -> None:
+        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
+        await bench.verifier.verify(PIECE, PIECE, reads_on=True)
+
+    on_bench(Bench(tmp_path / "f"), steps)
+    assert looked_at == [PIECE]
 
 
 def test_a_reader_that_leaves_at_once_takes_no_file_from_others(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_a_reader_that_leaves_at_once_takes_no_file_from_others(tmp_path: Path) 
 
     async def steps(bench: Bench) -> None:
         number = bench.file.descriptor
-        bench.verifier.go_on(PIECE, PIECE, 0)
+        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
         bench.verifier.stop()
         bench.file.close()  # the client has left before the work ahead came to run
         others = [leased_file(tmp_path / f"tenant-{name}") for name in "bcdefgh"]
