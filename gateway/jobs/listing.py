@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.errors import OriginAnswered
 from gateway.jobs.dependencies import JobDependencies
+from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
@@ -64,7 +65,7 @@ async def list_pages(
         )
         page = parse_listed_page(document, with_owner=False)
         if bound is not None:
-            listing.learn(prefix.bucket, wanted, page, asked, merge_seconds=bound.merge_seconds)
+            listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)
         yield page.entries
         token = page.next_token
         if token is None:

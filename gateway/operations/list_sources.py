@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
 from gateway.metadata.listing.ranges import Bound
-from gateway.metadata.listing.records import numbered, pack, template_of, templates_of
+from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, Row, Rows
@@ -153,7 +153,7 @@ class BucketSource:
         if self._strict:
             question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
             joined = self._listing.context.services.catalog.joined_calls
-            return _found(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
+            return found_of(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
         if known is not None:
             found = await self._looked_up(wanted, known.keys)
             if found is not None:
@@ -199,24 +199,23 @@ class BucketSource:
     async def _ask(self, wanted: ListRequest) -> tuple[Found, ListOutcome]:
         """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
         try:
-            page = await self._shared_page(wanted)
+            return await self._shared_page(wanted), "miss"
         except (OriginUnreachable, OriginAnswered) as error:
             stale = self._find(wanted, stale=True) if is_down(error) else None
             if not isinstance(stale, Found):
                 raise
             return stale, "stale"
-        return _found(page), "miss"
 
-    async def _shared_page(self, wanted: ListRequest) -> ListedPage:
+    async def _shared_page(self, wanted: ListRequest) -> Found:
         """The origin's page: asked for now, or just before by another who asks for the same."""
         listing = self._listing
         index = listing.context.services.catalog.listing
         asked = index.asked(listing.bucket)
 
-        async def send() -> ListedPage:
-            page = await self._page_with_keys(wanted)
-            index.learn(listing.bucket, wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
-            return page
+        async def send() -> Found:
+            found = found_of(await self._page_with_keys(wanted))
+            index.learn(listing.bucket, wanted, found, asked, merge_seconds=listing.bound.merge_seconds)
+            return found
 
         if wants_revalidation(listing.context):
             return await send()
@@ -246,14 +245,6 @@ def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
     if len(kept) == len(rows.rows) and (rows.end is None or rows.end < stop):
         return rows._replace(rows=kept)
     return Rows(kept)
-
-
-def _found(page: ListedPage) -> Found:
-    listed, templates = numbered(page.entries)
-    last_key = listed[-1][0] if listed else b""
-    last_prefix = page.prefixes[-1] if page.prefixes else b""
-    last, is_truncated = max(last_key, last_prefix), page.next_token is not None
-    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
 
 
 async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str | None = None) -> ListedPage:

@@ -228,6 +228,15 @@ class Found:
     templates: Sequence[EntryTemplate]
 
 
+def found_of(page: ListedPage) -> Found:
+    """A page as the origin has answered it."""
+    listed, templates = numbered(page.entries)
+    last_key = listed[-1][0] if listed else b""
+    last_prefix = page.prefixes[-1] if page.prefixes else b""
+    last, is_truncated = max(last_key, last_prefix), page.next_token is not None
+    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
+
+
 @dataclass(frozen=True, slots=True)
 class NeedsLookup:
     """The page is known but for these keys, which were written: their truth must be asked for."""
@@ -253,7 +262,7 @@ class ListingIndex:
         self._noting = DiskThread("own writes")
         self._noted = 0
         self.observer = observer
-        self.questions: SharedQuestions[ListedPage] = SharedQuestions()
+        self.questions: SharedQuestions[Found] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -328,18 +337,16 @@ class ListingIndex:
 
     # --- being told -------------------------------------------------------------------------------------------------
 
-    def learn(
-        self, bucket: str, wanted: ListRequest, page: ListedPage, asked: QueryStamp, *, merge_seconds: float
-    ) -> None:
+    def learn(self, bucket: str, wanted: ListRequest, found: Found, asked: QueryStamp, *, merge_seconds: float) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
         if self._writer is None:
             return
-        listed, templates = numbered(page.entries)
+        page, listed = found.page, found.page.keys
         keys = SortedKeys(listed)
-        told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
+        told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=not page.is_truncated)
         self._writer.add(
             [
-                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), templates, asked, merge_seconds)
+                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), found.templates, asked, merge_seconds)
                 for start, stop in told
             ]
         )

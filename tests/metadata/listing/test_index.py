@@ -29,7 +29,7 @@ from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
@@ -67,7 +67,7 @@ class Bench:
         self, *entries: ListedEntry, asked: QueryStamp | None = None, wanted: ListRequest | None = None
     ) -> None:
         asked = asked or self.index.asked("b")
-        self.index.learn("b", wanted or ListRequest(), page(*entries), asked, merge_seconds=0.0)
+        self.index.learn("b", wanted or ListRequest(), found_of(page(*entries)), asked, merge_seconds=0.0)
         await self.index.settle()
 
     def keys(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> list[bytes] | NeedsLookup | None:
@@ -665,7 +665,7 @@ def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path)
         prefixes = [b"%04d/" % number for number in range(1000)]
         wanted = ListRequest(delimiter=b"/")
         told = ListedPage([entry(b"between-%04d" % number) for number in range(100)], prefixes, None)
-        one.index.learn("b", wanted, told, one.index.asked("b"), merge_seconds=0.0)
+        one.index.learn("b", wanted, found_of(told), one.index.asked("b"), merge_seconds=0.0)
         before = one.opened.listing._environment.info()["last_txnid"]
         await one.index.settle()
         assert one.opened.listing._environment.info()["last_txnid"] - before < 100
