@@ -180,8 +180,13 @@ class ChunkMarks:
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         phase, chunks = self._marks
-        wanted = _mask(phase, extent.offset + position, count)
-        return chunks & wanted == wanted and extent.offset % CHUNK_BYTES == phase
+        offset = extent.offset - phase
+        if offset % CHUNK_BYTES:
+            return False
+        offset += position
+        first = offset // CHUNK_BYTES
+        wanted = (2 << (offset + count - 1) // CHUNK_BYTES - first) - 1
+        return chunks >> first & wanted == wanted
 
     def add(self, extent: Extent, position: int, count: int) -> None:
         phase, chunks = self._marks
@@ -267,6 +272,8 @@ class BlockFile(SharedFile):
         self._is_segment = is_segment
         self._is_mappable = is_mappable
         self._marks: Marks = RecordMarks() if is_segment else ChunkMarks()
+        self._withdrawals = 0
+        """Grows when marks have been taken away, before what they stood for can look as if it were known again."""
         self._pages: MappedPages | None = None
         self._state: Fingerprint | None = None
         self._written: _Written | None = None
@@ -274,7 +281,7 @@ class BlockFile(SharedFile):
 
     def intact(self, extent: Extent, position: int, count: int) -> bool:
         """Whether bytes of a block are known to be right, as they are in memory now. Never blocks."""
-        pages = self._pages
+        pages, withdrawals = self._pages, self._withdrawals
         if pages is None or not self._marks.covers(extent, position, count):
             return False
         try:
@@ -282,8 +289,8 @@ class BlockFile(SharedFile):
                 return False
         except OSError:
             return False
-        # Once more: a page that has just been mapped anew was withdrawn before (`_map`).
-        return self._marks.covers(extent, position, count)
+        # A page that has just been mapped anew was withdrawn before (`_map`).
+        return self._withdrawals == withdrawals or self._marks.covers(extent, position, count)
 
     def was_written(self, first: int) -> None:
         """This process has written the file, and all of it is there.
@@ -360,6 +367,7 @@ class BlockFile(SharedFile):
                 return None
             for first, size in pages.absent_runs(offset, count):
                 self._marks.withdraw(first, size)
+                self._withdrawals += 1
                 pages.map(first, size)
         except OSError:  # `check` says what is wrong with the file; without pages it is read each time
             return None
@@ -370,6 +378,7 @@ class BlockFile(SharedFile):
         state = fingerprint(self.descriptor)
         if state != self._state:
             self._marks.clear()
+            self._withdrawals += 1
             self._state = state
         if self._pages is None and self._is_mappable:
             size_bytes = max(SEGMENT_MAPPED_BYTES, state[2]) if self._is_segment else state[2]

@@ -40,6 +40,7 @@ from pathlib import Path
 from gateway.blocks.layout import CHUNK_BYTES
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_MASK = -PAGE_BYTES
 
 _PROT_NONE, _PROT_READ, _MAP_SHARED = 0, 1, 1
 _MADV_RANDOM, _MADV_POPULATE_READ = 1, 22
@@ -48,8 +49,14 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _SCAN = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
 """PAGEMAP_SCAN: _IOWR('f', 16, struct pm_scan_arg)."""
 _PAGE_IS_PRESENT = 1 << 3
-_SCAN_ARGUMENT = struct.Struct("=12Q")
 _SCAN_RESULT = (ctypes.c_uint64 * 3)()
+_SCAN_FOR_ABSENT = struct.pack(
+    "=12Q",
+    *(96, 0, 0, 0, 0, ctypes.addressof(_SCAN_RESULT), 1, 1),
+    *(_PAGE_IS_PRESENT, _PAGE_IS_PRESENT, 0, _PAGE_IS_PRESENT),
+)
+"""Asks for the first page that is not present, if there is one: the category is inverted. The part is filled in."""
+_SCANNED_PART, _SCANNED_PART_AT = struct.Struct("=2Q"), 16
 _ENTRY_BYTES = 8
 _PRESENT_BIT = 0x80
 """Of an entry's last byte, little-endian."""
@@ -80,12 +87,10 @@ class _PageTable:
     def all_present(self, start: int, stop: int) -> bool:
         """Whether every page from address `start` to `stop`, whole pages, is mapped. OSError where nobody can tell."""
         if self._scan:
-            # The first page that is not present, if there is one: the category is inverted.
-            argument = _SCAN_ARGUMENT.pack(
-                96, 0, start, stop, 0, _SCAN_VECTOR, 1, 1, _PAGE_IS_PRESENT, _PAGE_IS_PRESENT, 0, _PAGE_IS_PRESENT
-            )
+            argument = bytearray(_SCAN_FOR_ABSENT)  # one of its own, as the kernel writes into it
+            _SCANNED_PART.pack_into(argument, _SCANNED_PART_AT, start, stop)
             try:
-                return bool(fcntl.ioctl(self._open(), _SCAN, bytearray(argument), True) == 0)
+                return not fcntl.ioctl(self._open(), _SCAN, argument, True)
             except OSError:  # before Linux 6.7, or forbidden
                 self._scan = False
         return min(self._entries(start, stop)) >= _PRESENT_BIT
@@ -120,7 +125,6 @@ class _PageTable:
         return self._descriptor
 
 
-_SCAN_VECTOR = ctypes.addressof(_SCAN_RESULT)
 _page_table = _PageTable()
 os.register_at_fork(after_in_child=_page_table.forget)
 
@@ -149,9 +153,11 @@ class MappedPages:
 
     def present(self, offset: int, count: int) -> bool:
         """Whether all of the pages of a part have stayed in memory since they were mapped."""
-        if offset + count > self.size_bytes or not self._is_guarded:
+        stop = offset + count
+        if stop > self.size_bytes or not self._is_guarded:
             return False
-        return _page_table.all_present(*self._pages(offset, count))
+        address = self._address
+        return _page_table.all_present(address + offset & _PAGE_MASK, address + stop + PAGE_BYTES - 1 & _PAGE_MASK)
 
     def absent_runs(self, offset: int, count: int) -> list[tuple[int, int]]:
         """The pages of a part that are not mapped: first byte and count of each run of them."""

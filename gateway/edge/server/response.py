@@ -253,38 +253,38 @@ class FileSender(Sender):
         self._restored: memoryview | None = None
 
     def push(self) -> bool:
-        if not self._left:
+        left = self._left
+        if not left:
             return True
-        if not self._restored and not self._is_intact():
+        step_bytes = left if left < STEP_BYTES else STEP_BYTES
+        restored = self._restored
+        if self._is_fresh:
+            self._is_fresh = False
+        elif not restored and not self._is_intact(step_bytes):
             self.needs_bytes = True
             return False
         try:
-            sent = self._send_restored(self._restored) if self._restored else self._send_file()
+            sent = self._send_restored(restored) if restored else self._send_file(step_bytes)
         except (BlockingIOError, InterruptedError):
             return False
         except (ConnectionError, TimeoutError) as error:
             raise gone() from error
         self._offset += sent
-        self._left -= sent
+        self._left = left - sent
         self.sent_bytes += sent
-        return not self._left
+        return sent == left
 
     async def fetch(self) -> None:
         file = self._span.file
         if file is not None:
-            self._restored = await file.restore(self._offset, self._step_bytes)
+            self._restored = await file.restore(self._offset, min(self._left, STEP_BYTES))
 
-    def _is_intact(self) -> bool:
-        is_fresh, self._is_fresh = self._is_fresh, False
+    def _is_intact(self, count: int) -> bool:
         file = self._span.file
-        return is_fresh or file is None or file.intact(self._offset, self._step_bytes)
+        return file is None or file.intact(self._offset, count)
 
-    @property
-    def _step_bytes(self) -> int:
-        return min(self._left, STEP_BYTES)
-
-    def _send_file(self) -> int:
-        sent = os.sendfile(self._socket, self._span.descriptor, self._offset, self._step_bytes)
+    def _send_file(self, count: int) -> int:
+        sent = os.sendfile(self._socket, self._span.descriptor, self._offset, count)
         if not sent:
             raise BlockDamaged(f"the file ends {self._left} bytes early, at {self._offset}")
         return sent

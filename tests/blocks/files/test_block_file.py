@@ -167,6 +167,32 @@ def test_another_state_of_the_file_is_another_file(bench: Bench, harm: str) -> N
             bench.file.verify(bench.extent, 0, LENGTH)
 
 
+@pytest.mark.parametrize("event", ["mapped anew", "another state"])
+def test_what_is_forgotten_while_the_loop_asks_is_not_intact(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """1.4 A thread has the pages mapped again, or learns of the file's new times, between two of the loop's looks."""
+    if event == "mapped anew":
+        monkeypatch.setattr(block_file, "fingerprint", lambda _: UNCHANGED)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    present = MappedPages.present
+
+    def present_after_event(pages: MappedPages, offset: int, count: int) -> bool:
+        monkeypatch.setattr(MappedPages, "present", present)
+        if event == "mapped anew":
+            evict(bench.file)
+            bench.flip(7)
+            with pytest.raises(BlockDamaged):
+                bench.file.verify(bench.extent, 0, LENGTH)
+        else:
+            bench.flip(7)
+            bench.file.verify(bench.extent, 2 * CHUNK_BYTES, 1)
+        return pages.present(offset, count)
+
+    monkeypatch.setattr(MappedPages, "present", present_after_event)
+    assert not bench.intact(0, CHUNK_BYTES)
+
+
 def test_a_file_that_is_distrusted_is_verified_again(bench: Bench) -> None:
     """After bytes of it could not be sent."""
     bench.file.verify(bench.extent, 0, LENGTH)
