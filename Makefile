@@ -89,6 +89,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
 	$(call part,transparency,FOREBAY_TRANSPARENCY_HISTORIES=10000 FOREBAY_TRANSPARENCY_SEED=$(SEED),--timeout=7200 tests/scenarios/test_transparency_random.py -k many)
+	$(call part,prepared,FOREBAY_PREPARED_STEPS=1000000 FOREBAY_PREPARED_SEED=$(SEED),-s --timeout=36000 tests/edge/server/test_prepared.py -k both_ways)
 	$(call part,large-objects,FOREBAY_LARGE_GIB=10,tests/scenarios/test_large_objects.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,block-kills,FOREBAY_BLOCK_KILLS=300,tests/blocks/test_processes.py)

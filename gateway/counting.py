@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS
 from gateway.metrics import (
     BANDWIDTH_WAIT_SECONDS,
     CACHE_CAPACITY_BYTES,
@@ -40,6 +42,7 @@ from gateway.metrics import (
     ORIGIN_HEDGES,
     ORIGIN_REQUEST_SECONDS,
     ORIGIN_REQUESTS,
+    PREPARED_REQUESTS,
     RECEIVED_BYTES,
     REQUEST_SECONDS,
     REQUESTS,
@@ -305,6 +308,11 @@ class SmallAnswerMetrics:
         SMALL_ANSWER_TROUBLES.add(1, kind)
 
 
+CLIENT_LEFT = "client-left"
+BROKEN_OFF = "broken-off"
+"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
+
+
 class RequestMetrics:
     """Counts the requests of one process's S3 port."""
 
@@ -329,6 +337,46 @@ class RequestMetrics:
             SENT_BYTES.add(sent_bytes, operation, slot)
         if received_bytes:
             RECEIVED_BYTES.add(received_bytes, operation, slot)
+
+
+class HitTally:
+    """Requests answered by what is prepared, of one kind: summed here, as shared memory costs more than all the rest.
+
+    `lay` adds them to what all processes count.
+    """
+
+    __slots__ = ("_buckets", "_count", "_seconds", "_sent_bytes", "operation", "slot", "status")
+
+    def __init__(self, operation: str, slot: str, status: str) -> None:
+        self.operation = operation
+        self.slot = slot
+        self.status = status
+        self._begin()
+
+    def _begin(self) -> None:
+        self._count = self._sent_bytes = 0
+        self._seconds = 0.0
+        self._buckets = [0] * (len(LATENCY_BUCKETS_SECONDS) + 1)
+
+    def add(self, seconds: float, sent_bytes: int) -> None:
+        """One more."""
+        self._count += 1
+        self._seconds += seconds
+        self._sent_bytes += sent_bytes
+        self._buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+
+    def lay(self) -> None:
+        """Count as `RequestMetrics`, `CatalogMetrics` and `CacheMetrics` do."""
+        if not self._count:
+            return
+        REQUESTS.add(self._count, self.operation, self.slot, self.status, "hit")
+        PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
+        REQUEST_SECONDS.add(self._buckets, self._seconds, self.operation)
+        CATALOG_LOOKUPS.add(self._count, self.slot, "hit")
+        if self._sent_bytes:
+            SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
+            CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
+        self._begin()
 
 
 class OriginAttempt(Protocol):

@@ -130,13 +130,24 @@ class Histogram(Metric):
 
     def observe(self, seconds: float, *label_values: str) -> None:
         """Count one event that took `seconds`."""
+        total, buckets = self._of(label_values)
+        total.inc(seconds)
+        buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)].inc(1)
+
+    def add(self, counts: Sequence[int], total_seconds: float, *label_values: str) -> None:
+        """Count as many events as `counts` says of each of LATENCY_BUCKETS_SECONDS, and behind them all."""
+        total, buckets = self._of(label_values)
+        total.inc(total_seconds)
+        for bucket, count in zip(buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+    def _of(self, label_values: tuple[str, ...]) -> tuple[Value, Sequence[Value]]:
         values = self._values.get(label_values)
         if values is None:
             child = self._parent.labels(*label_values) if self.labels else self._parent
             values = self._values.setdefault(label_values, (child._sum, child._buckets))
-        total, buckets = values
-        total.inc(seconds)
-        buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)].inc(1)
+        return values
 
 
 NOT_EXPORTED = Counter(

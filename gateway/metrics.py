@@ -24,6 +24,12 @@ REQUEST_SECONDS = Histogram(
     ("operation",),
     "From the head of a request to the end of its answer.",
 )
+PREPARED_REQUESTS = Counter(
+    "forebay_prepared_requests_total",
+    "requests",
+    ("operation", "slot"),
+    "Those of forebay_requests_total with cache = hit that were answered by what an earlier request had prepared.",
+)
 REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight", "requests", (), "Requests to the S3 port now being answered.")
 SENT_BYTES = Counter(
     "forebay_sent_bytes_total", "bytes", ("operation", "slot"), "Bytes of answers' bodies sent to clients."

@@ -27,7 +27,7 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.sources import WarmSpan, arrived, warm_span
+from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
@@ -97,6 +97,10 @@ class BlockCache:
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
         """The bytes of a range, where nothing has to be waited for; None: `open_range` is to be asked."""
         return warm_span(self._tools, version, byte_range, slot)
+
+    def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
+        """The same of one version, for who asks again and again."""
+        return HeldObject(self._tools, version, slot)
 
     def arrived(
         self,

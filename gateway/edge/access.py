@@ -27,6 +27,7 @@ from gateway.policy.slots import (
     refusal_of_write,
 )
 from gateway.s3.error_codes import s3_error
+from gateway.s3.prepared_head import HeadValues, PreparedHead
 from gateway.s3.presigned import (
     parse_presigned_v2,
     parse_presigned_v4,
@@ -34,7 +35,13 @@ from gateway.s3.presigned import (
     verify_presigned_v4,
 )
 from gateway.s3.requests import Operation, S3Request, parse_copy_source
-from gateway.s3.signature_v4 import SeedSignature, parse_authorization, remember_proved, verify_header
+from gateway.s3.signature_v4 import (
+    Authorization,
+    SeedSignature,
+    parse_authorization,
+    remember_proved,
+    verify_header,
+)
 
 
 @dataclass(slots=True)
@@ -138,12 +145,14 @@ def _same(left: str | None, right: str | None) -> bool:
 
 @dataclass(slots=True)
 class Caller:
-    """Who sent the request. `seed` is what signed chunks of its body build on."""
+    """Who sent the request. `seed` is what signed chunks of its body build on; `authorization` is of one that is signed
+    in its header."""
 
     access_key_id: str
     grant: Grant
     seed: SeedSignature | None = None
     anonymous: bool = False
+    authorization: Authorization | None = None
 
 
 ANONYMOUS = Caller("anonymous", EVERYTHING, anonymous=True)
@@ -180,7 +189,15 @@ class Authenticator:
         seed = verify_header(request, authorization, key.secret_access_key, self._clock.now())
         if authorization.unproved:
             remember_proved(authorization)
-        return Caller(key.access_key_id, key.grant, seed)
+        return Caller(key.access_key_id, key.grant, seed, authorization=authorization)
+
+    def key_of(self, head: PreparedHead, values: HeadValues) -> Key | None:
+        """The key that has signed a request with such a head; None: the whole way says what is wrong."""
+        try:
+            key = self._keyring.find(head.authorization.access_key_id, head.request.headers.get("x-amz-security-token"))
+        except S3Error:
+            return None
+        return key if head.verified(values, key.secret_access_key, self._clock.now()) else None
 
     def _by_old_query(self, request: S3Request) -> Caller:
         presigned = parse_presigned_v2(request) if request.raw_query else None

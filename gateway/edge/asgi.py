@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextlib import aclosing
@@ -24,12 +22,13 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
-from gateway.counting import RequestMetrics
+from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
+from gateway.edge.server.prepared import LEARN
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
-from gateway.edge.server.response import EncodedResponse
+from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, PinnedFileSpan
 from gateway.operations.context import (
@@ -51,16 +50,8 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import S3Request, another_service, parse_request
 
-CLIENT_LEFT = "client-left"
-BROKEN_OFF = "broken-off"
-"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
-
 NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
-
-_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
-_SPREAD = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
 
 
 class CountedBody(RequestBody, Protocol):
@@ -95,7 +86,7 @@ class RequestRecord:
         self.raw_path = raw_path
         self.body: CountedBody | None = None
         self.waits = False
-        self.request_id = _next_request_id()
+        self.request_id = next_request_id()
         self.operation = "Unknown"
         self.slot = NO_SLOT
         self.status = BROKEN_OFF
@@ -112,11 +103,6 @@ class RequestRecord:
     def body_complete(self) -> bool:
         """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
         return self.body is not None and self.body.complete
-
-
-def _next_request_id() -> str:
-    """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
-    return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -196,7 +182,6 @@ COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
 
 _SERVER = (b"server", b"Forebay")
-_IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
 _CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
 
 
@@ -254,7 +239,7 @@ def ready_lines(reply: Response, request_id: str) -> bytes:
     """The fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
     cache = _CACHE[reply.cache] if reply.cache is not None else b""
-    return b"".join((reply.encoded.lines, _IDENTITY % (encoded_id, encoded_id), cache))
+    return b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
 
 
 def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -477,6 +462,8 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
+        if LEARN in scope:
+            scope[LEARN](request, caller)
         ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)

@@ -9,7 +9,9 @@ What was asked before an own write of the key is never believed after it, on any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -49,6 +51,14 @@ _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
 
 Listing: TypeAlias = ListingIndex
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldVersion:
+    """The version of an object that is current within its slot's bound; `holds`: whether it still is."""
+
+    head: ObjectHead
+    holds: Callable[[], bool]
 
 
 class Catalog:
@@ -169,6 +179,21 @@ class Catalog:
             return None
         self.observer.looked_up(slot.name, "listed")
         return _answer(key, entry, headers)
+
+    def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
+        """What `remembered` says of an object by an entry that is fresh, for who answers by it again and again; None:
+        ask `remembered`."""
+        held = self._store.hold(key) if self._store is not None else None
+        if held is None or held.entry.head is None or slot.consistency not in ("immutable", "ttl"):
+            return None
+        entry, head = held.entry, held.entry.head
+        if self._freshness(entry, slot) is not Freshness.FRESH or (with_checksums and not entry.with_checksums):
+            return None
+        is_immutable = slot.consistency == "immutable"
+        until = math.inf if is_immutable else entry.observed_at.seconds + slot.metadata_ttl_seconds
+        monotonic, holds = self._clock.monotonic, held.holds
+        stripped = entry.with_checksums and not with_checksums
+        return HeldVersion(without_checksums(head) if stripped else head, lambda: monotonic() < until and holds())
 
     def has_learned(self, version: ObjectVersion) -> bool:
         """Whether this version is the last one that was learned of its key, at any age, and not written since."""

@@ -472,6 +472,17 @@ class InvalidationEpochs:
             return True
         return bool(cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] == second)
 
+    def watch(self, observed: ObservedAt, bucket: str, record_key: bytes) -> Callable[[], bool]:
+        """`is_current`, to be asked again and again."""
+        cells, (first, second) = self._cells, observed.cells
+        epoch, bucket_cell, digest = observed.epoch, _bucket_cell(bucket), crc64nvme(record_key)
+        one, other = _FIRST_KEY + (digest & _ROW_MASK), _SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)
+
+        def is_current() -> bool:
+            return cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second)
+
+        return is_current
+
     def change_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""
         self._change(crc64nvme(catalog_key(key)))

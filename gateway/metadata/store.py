@@ -160,6 +160,14 @@ class CatalogUpdate:
     of_version: bool = False
 
 
+@immutable
+class HeldEntry:
+    """What is known of a key; `holds`: whether a look-up would say the same now."""
+
+    entry: Entry
+    holds: Callable[[], bool]
+
+
 class CatalogStore:
     """One process's view of the records."""
 
@@ -186,6 +194,20 @@ class CatalogStore:
         if entry is None or not self._epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
+
+    def hold(self, key: ObjectKey) -> HeldEntry | None:
+        """The same as `lookup`, for who asks again and again whether it is still so."""
+        record_key = catalog_key(key)
+        record, extra = self._packed(record_key)
+        entry = self._unpack(record_key, key, record, extra) if record is not None else None
+        if record is None or entry is None:
+            return None
+        is_current = self._epochs.watch(entry.observed_at, key.bucket, record_key)
+
+        def holds() -> bool:
+            return is_current() and self._packed(record_key) == (record, extra)
+
+        return HeldEntry(entry, holds) if is_current() else None
 
     def lookup_version(self, version: ObjectVersion) -> Entry | None:
         """What is known of one version; no own write voids it. None also when the disk gives nothing."""

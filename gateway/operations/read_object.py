@@ -81,6 +81,14 @@ _COMMON = _UNDERSTOOD | {
 """What most requests have: set aside at once, so that few names are left to be looked at one by one."""
 
 
+PLAIN_FIELDS = _COMMON - {"x-amz-expected-bucket-owner", "x-amz-request-payer"} | {
+    "content-type",  # the AWS SDK for C++ says it of no body
+    "if-match",
+    "if-none-match",
+}
+"""Those of a request for which only the object matters, its ETag, the range and whether checksums are wanted."""
+
+
 class VersionReader(Protocol):
     """Gives the bytes of one range of one version."""
 
@@ -632,8 +640,12 @@ def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
 
 
 def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
-    headers = filter_response_headers(head.headers)
-    return Response(304, [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED], cache=cache)
+    return Response(304, not_modified_headers(head), cache=cache)
+
+
+def not_modified_headers(head: ObjectHead) -> list[tuple[str, str]]:
+    """Those of a 304 (RFC 9110, 15.4.5)."""
+    return [pair for pair in filter_response_headers(head.headers) if pair[0] in _OF_NOT_MODIFIED]
 
 
 def _asked_range(context: RequestContext, head: ObjectHead) -> ByteRange | None:

@@ -480,6 +480,18 @@ def parse_request(
     authority, raw_path = split_absolute(target_path)
     fields = _join_headers(headers)
     host = authority if authority is not None else fields.get("host", "")
+    return understood(method, raw_path, raw_query, host, fields, base_domains)
+
+
+def understood(
+    method: str,
+    raw_path: bytes,
+    raw_query: bytes,
+    host: str,
+    fields: Mapping[str, str],
+    base_domains: Sequence[str],
+) -> S3Request:
+    """The same of a request that is taken apart already; `raw_path` begins with `/`, `fields` are its headers."""
     host_bucket = bucket_of_host(host, tuple(base_domains)) if base_domains else None
     bucket, key = split_path(raw_path, host_bucket)
     query = parse_query(raw_query) if raw_query else []

@@ -105,14 +105,14 @@ def signing_key(secret: str, date: str, region: str, service: str = "s3") -> byt
     return key
 
 
-def string_to_sign(timestamp: str, scope: str, canonical_request: bytes) -> str:
-    """What is signed: algorithm, time, scope, and the hash of the canonical request."""
-    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{hashlib.sha256(canonical_request).hexdigest()}"
+def string_to_sign(timestamp: str, scope: str, canonical_request_hash: str) -> str:
+    """What is signed: algorithm, time, scope, and the hash of the canonical request, in hex."""
+    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{canonical_request_hash}"
 
 
 def sign(key: bytes, text: str) -> str:
     """The hex signature of a string to sign: HMAC-SHA256 (RFC 2104), of a key that is used again and again."""
-    inner, outer = _hmac_states(key)
+    inner, outer = hmac_states(key)
     digest = inner.copy()
     digest.update(text.encode())
     signature = outer.copy()
@@ -121,7 +121,7 @@ def sign(key: bytes, text: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _hmac_states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+def hmac_states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
     """What the hashes of every text signed with a key begin with: a third of what setting up an HMAC anew costs."""
     padded = key.ljust(_HMAC_BLOCK_BYTES, b"\0")
     return hashlib.sha256(_xor(padded, 0x36)), hashlib.sha256(_xor(padded, 0x5C))
@@ -422,7 +422,7 @@ def check_signature(authorization: Authorization, secret: str, timestamp: str, c
     """Compare, in constant time; raises S3Error SignatureDoesNotMatch with all that a client needs to find out why."""
     key = signing_key(secret, authorization.date, authorization.region, authorization.service)
     scope = authorization.scope
-    text = string_to_sign(timestamp, scope, canonical)
+    text = string_to_sign(timestamp, scope, hashlib.sha256(canonical).hexdigest())
     expected = sign(key, text)
     if not hmac.compare_digest(expected.encode(), authorization.signature.encode()):
         raise s3_error(
@@ -504,7 +504,7 @@ def sign_headers(
         fields = "\n".join([f"{name}:{canonical_value(values[name])}" for name in names])
     canonical = f"{method}\n{path_encoded}\n{_outgoing_query(query)}\n{fields}\n\n{joined_names}\n{payload_hash}"
     scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
-    text = string_to_sign(timestamp, scope, canonical.encode("latin-1"))
+    text = string_to_sign(timestamp, scope, hashlib.sha256(canonical.encode("latin-1")).hexdigest())
     signature = sign(signing_key(secret, timestamp[:8], region), text)
     added["authorization"] = (
         f"{ALGORITHM} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"

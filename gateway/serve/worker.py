@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.app import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
+from gateway.edge.server.prepared import PreparedRequests
 from gateway.serve.child_context import ChildContext
 
 
@@ -20,8 +21,16 @@ async def serve_s3(context: ChildContext) -> None:
         shared_directory=config.metrics_directory,
         closed=config.closed is not None,
     ) as app:
-        server = S3Server(app, sockets=context.listeners, limits=_limits(settings.server), tls=_tls(settings.server))
+        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, app.observer, app.log)
+        server = S3Server(
+            app,
+            sockets=context.listeners,
+            limits=_limits(settings.server),
+            tls=_tls(settings.server),
+            prepared=prepared,
+        )
         await server.serve(context.stop, grace_seconds=settings.server.shutdown_grace_seconds, on_ready=context.ready)
+        prepared.close()
 
 
 def _limits(server: ServerSettings) -> ServerLimits:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.counting import RequestMetrics
-from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
+from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.edge.asgi import S3App
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.context import Response

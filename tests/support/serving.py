@@ -13,6 +13,7 @@ from typing import Any, cast
 from gateway.clock import Clock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.prepared import PreparedRequests
 from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
 
@@ -150,11 +151,20 @@ async def serving(
     clock: Clock | None = None,
     grace_seconds: float = 5.0,
     receive_threads: ReceiveThreads | None = None,
+    prepared: PreparedRequests | None = None,
 ) -> AsyncIterator[Serving]:
     """A server for `app` on a free port; stopped, and checked for what it left behind, at the end."""
     listener = listening_socket()
     port = listener.getsockname()[1]
-    server = S3Server(app, sockets=[listener], limits=limits, tls=tls, clock=clock, receive_threads=receive_threads)
+    server = S3Server(
+        app,
+        sockets=[listener],
+        limits=limits,
+        tls=tls,
+        clock=clock,
+        receive_threads=receive_threads,
+        prepared=prepared,
+    )
     stop, ready = asyncio.Event(), asyncio.Event()
     finished = asyncio.create_task(server.serve(stop, grace_seconds=grace_seconds, on_ready=ready.set))
     async with asyncio.timeout(PATIENCE_SECONDS):

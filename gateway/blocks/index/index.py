@@ -199,6 +199,11 @@ class BlockIndex:
 
     def lookup(self, block_id: bytes) -> Extent | None:
         """Where a block lies, or None."""
+        rows = self.rows(block_id)
+        return layout.unpack_extent(*rows) if rows is not None else None
+
+    def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
+        """A block's row and its file's, where `lookup` finds it."""
         key = block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
         try:  # without `reading`, which costs more than the look-up: this is on the path of every hit
             with self._environment.begin() as transaction:
@@ -208,9 +213,7 @@ class BlockIndex:
                 file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED:
-            return None
-        return layout.unpack_extent(row, file)
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""

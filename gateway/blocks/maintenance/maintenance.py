@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.reading.sources import ReadDependencies
 from gateway.errors import ForebayError, StoreUnavailable
 
@@ -49,10 +50,15 @@ class Maintenance:
                 await tools.open_files.drop_unlinked(tools.threads.disk)
 
     async def flush_accesses(self) -> None:
-        """Tell the index which files were used, a short transaction at a time."""
+        """Tell the index which files were used until now, a short transaction at a time.
+
+        What is used meanwhile has its turn the next time: under load, this would never end.
+        """
         tools = self._tools
         index = tools.directory.index
-        while tools.isolation.writable and len(index.accesses):
+        for _ in range(-(-len(index.accesses) // TOUCHES_PER_TRANSACTION)):
+            if not tools.isolation.writable:
+                return
             try:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:

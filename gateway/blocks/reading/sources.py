@@ -377,11 +377,11 @@ class WarmSpan(PinnedFileSpan):
         count: int,
         slot: str,
         *,
-        cached: bool = True,
+        cached: bool | None = True,
     ) -> None:
         """`count` intact bytes at a position of the block; the lease becomes this span's to end.
 
-        `cached`: whether the bytes count as hits.
+        `cached`: whether the bytes count as hits, or as misses; None: they are counted elsewhere.
         """
         self.span = FileSpan(file.descriptor, extent.offset + position, count, self)
         self._tools = tools
@@ -411,9 +411,65 @@ class WarmSpan(PinnedFileSpan):
         if self.span.file is _GIVEN_BACK:
             return
         self._file.close()
-        observer = self._tools.observer
-        (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
+        if self._cached is not None:
+            observer = self._tools.observer
+            (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
+
+
+class HeldObject:
+    """Spans of one version's blocks, for who asks for them again and again: what never changes is worked out once."""
+
+    def __init__(self, tools: ReadDependencies, version: ObjectVersion, slot: str) -> None:
+        self._tools = tools
+        self._version = version
+        self._slot = slot
+        self._size_bytes = tools.settings.block_size_of(slot)
+        self._ids: dict[int, bytes] = {}
+        self._extents: dict[int, tuple[bytes, Extent]] = {}
+
+    def span(self, first: int, count: int) -> WarmSpan | None:
+        """As `warm_span`; who asks counts the bytes."""
+        tools, size_bytes = self._tools, self._size_bytes
+        number = first // size_bytes
+        if (first + count - 1) // size_bytes != number or not tools.isolation.readable:
+            return None
+        block_id = self._ids.get(number)
+        if block_id is None:
+            if len(self._ids) >= HELD_BLOCKS_MAX:
+                self._ids.clear()
+                self._extents.clear()
+            block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
+        if block_id in tools.ahead_marks:
+            return None
+        try:
+            rows = tools.directory.index.rows(block_id)
+        except StoreUnavailable:
+            return None
+        if rows is None:
+            return None
+        row, extent = self._extents.get(number, (b"", None))
+        if extent is None or row != rows[0]:
+            extent = layout.unpack_extent(*rows)
+            self._extents[number] = rows[0], extent
+        return _span_of(tools, extent, first - number * size_bytes, count, self._slot, cached=None)
+
+
+HELD_BLOCKS_MAX = 256
+"""Of one object: what is worked out of them takes some 300 bytes each."""
+
+
+def _span_of(
+    tools: ReadDependencies, extent: Extent, position: int, count: int, slot: str, *, cached: bool | None
+) -> WarmSpan | None:
+    file = tools.open_files.get(extent.file)
+    if file is None:
+        return None
+    if not file.file.intact(extent, position, count):
+        file.close()
+        return None
+    tools.accesses.note(extent.file)
+    return WarmSpan(tools, extent, file, position, count, slot, cached=cached)
 
 
 def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
@@ -431,15 +487,7 @@ def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteR
         return None
     if extent is None:
         return None
-    file = tools.open_files.get(extent.file)
-    if file is None:
-        return None
-    position = first - number * size_bytes
-    if not file.file.intact(extent, position, byte_range.length):
-        file.close()
-        return None
-    tools.accesses.note(extent.file)
-    return WarmSpan(tools, extent, file, position, byte_range.length, slot)
+    return _span_of(tools, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
 
 
 GIVEN_BYTES_MAX = 128 * 1024

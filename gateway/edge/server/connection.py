@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import time
 from collections.abc import Awaitable
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
@@ -32,6 +35,7 @@ from uvicorn.server import ServerState
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.prepared import LEARN, ConnectionHeads, PreparedRequests
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
@@ -41,9 +45,10 @@ from gateway.edge.server.request_head import (
     connection_scope,
     request_scope,
 )
-from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
+from gateway.edge.server.response import STEP_BYTES, WriteWatch, refusal_bytes, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import S3Error
+from gateway.objects import PinnedFileSpan
 from gateway.s3.error_codes import s3_error
 
 FIRST_BYTE_SECONDS = 1.0
@@ -53,6 +58,10 @@ PROBE_SECONDS = (2.0, 8.0, 32.0)
 """How long nothing was read from a client whose request is not answered yet, when it is asked whether it is there. The
 end of its side may stand behind more than the kernel takes. Go's client takes five interim responses at most.
 """
+
+RECEIVED_AT_ONCE_BYTES = 64 * 1024
+"""asyncio has the kernel's pages zeroed and mapped for 256 KiB at each `recv`, however little there is: four times what
+a request head costs otherwise. Large bodies go past the transport."""
 
 _logger = logging.getLogger(__name__)
 
@@ -116,6 +125,7 @@ class S3Connection(HttpToolsProtocol):
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
+            transport.max_size = RECEIVED_AT_ONCE_BYTES  # type: ignore[attr-defined]
             extensions |= {ZERO_COPY: {}, LENT: {}}
             shown = transport.get_extra_info("socket")
             self.wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
@@ -323,12 +333,15 @@ class S3Protocol(S3Connection):
         clock: Clock | None = None,
         receive_threads: ReceiveThreads | None = None,
         only_answer: S3Error | None = None,
+        prepared: PreparedRequests | None = None,
     ) -> None:
-        """`only_answer`: what the first request gets, whatever it is."""
+        """`only_answer`: what the first request gets, whatever it is. `prepared`: what need not go the whole way."""
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
         self._incomplete: IncompleteHead | None = None
+        self._prepared = prepared
+        self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
         self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
 
     # Bytes in
@@ -406,13 +419,48 @@ class S3Protocol(S3Connection):
     def _begin_request(self, head: bytes) -> None:
         if self._only_answer is not None:
             raise self._only_answer
+        if self._is_prepared(head):
+            return
         parsed = self._heads.parse(head)
+        self._forget_head()
+        self._deadline = None
+        self._start_cycle(parsed, head)
+
+    def _forget_head(self) -> None:
         if self._held_bytes:
             self._incomplete = None
             self._hold(0)
         self._fresh = self._head_deadline_set = False
-        self._deadline = None
-        self._start_cycle(parsed)
+
+    # What need not go the whole way
+
+    def _is_prepared(self, head: bytes) -> bool:
+        """Whether a request was answered by what is prepared; a file that the kernel does not take all of goes on in a
+        task."""
+        heads, prepared, wire = self._prepared_heads, self._prepared, self.wire
+        if heads is None or prepared is None or wire is None or self._received or self.flow.write_paused:
+            return False
+        if self.shared.draining or len(head) > self.limits.max_header_bytes or self.transport.get_write_buffer_size():
+            return False
+        began = time.perf_counter()
+        answer = heads.answer(head)
+        if answer is None:
+            return False
+        self._forget_head()
+        request_id, before = prepared.begin(answer)
+        lines, span = before + self.shared.default_lines + answer.behind, answer.span
+        lines_sent, sent_bytes = _send_now(wire, lines, span)
+        if lines_sent == len(lines) and (span is None or sent_bytes == span.span.count):
+            prepared.sent(answer, request_id, began, sent_bytes)
+            self._next_request()
+            return True
+        self._deadline, self._input = None, _SUCCESSOR
+        scope = {**self._connection_scope, "http_version": "1.1", "method": "HEAD" if span is None else "GET"}
+        self.cycle = cycle = RequestCycle(scope, self, NO_BODY, True, False)
+        rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
+        ending = prepared.go_on(answer, request_id, began, rest, lambda: sent_bytes + cycle.writer.sent_bytes)
+        self._start_task(cycle, ending)
+        return True
 
     def _feed_body(self, data: bytes) -> None:
         cycle = self._current()
@@ -438,12 +486,14 @@ class S3Protocol(S3Connection):
         """The rest of a body was received past the transport."""
         self._input = _SUCCESSOR
 
-    def _start_cycle(self, head: RequestHead) -> None:
+    def _start_cycle(self, head: RequestHead, raw: bytes) -> None:
         body = BodyQueue(head.body_length) if head.body_length != 0 else NO_BODY
         scope = request_scope(self._connection_scope, head)
         keep_alive = head.keep_alive and not self.shared.draining
         self.cycle = cycle = RequestCycle(scope, self, body, keep_alive, head.expects_continue)
         if body.complete:
+            if self._prepared_heads is not None and self._prepared_heads.may_learn:
+                scope[LEARN] = partial(self._prepared_heads.learn, raw, keep_alive=keep_alive)
             application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
             # Whoever has just sent its response may be in the way here: its task is not this request's.
@@ -504,6 +554,21 @@ class S3Protocol(S3Connection):
             self._try_head()
         if self._is_half_closed and self._input in (_HEAD, _BODY):
             self.transport.close()  # the rest of a request will never come
+
+
+def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) -> tuple[int, int]:
+    """How much the kernel takes at once of a head, and of the file behind it."""
+    try:
+        lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
+    except (ConnectionError, TimeoutError, BlockingIOError, InterruptedError):
+        return 0, 0  # who goes on finds out
+    if file is None or lines_sent < len(lines):
+        return lines_sent, 0
+    span = file.span
+    try:
+        return lines_sent, os.sendfile(wire.fileno(), span.descriptor, span.offset, min(span.count, STEP_BYTES))
+    except OSError:
+        return lines_sent, 0
 
 
 async def _nothing() -> None:

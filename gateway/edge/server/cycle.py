@@ -31,16 +31,24 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import coroutine as awaitable_generator
 from typing import Any, Protocol
 
 from gateway import cancellation
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
-from gateway.edge.server.response import EncodedResponse, ResponseWriter, Sender, refusal, response_head
+from gateway.edge.server.response import (
+    EncodedResponse,
+    ResponseFraming,
+    ResponseWriter,
+    Sender,
+    refusal,
+    response_head,
+)
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import ClientDisconnected
-from gateway.objects import FileSpan
+from gateway.objects import FileSpan, PinnedFileSpan
 from gateway.s3.error_codes import s3_error
 
 _TASK_WANTED: Any = object()
@@ -343,6 +351,21 @@ class RequestCycle:
             raise RuntimeError(f"unknown message {kind}")
         if not more_body:
             self._complete()
+
+    async def go_on(self, lines: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
+        """Send what is left of a response that was begun past this: of its head, and behind the first `sent_bytes` of
+        its file. Raises as `send`."""
+        if self._gone:
+            raise ClientDisconnected("the client left before its answer was complete")
+        self.response_started = True
+        count = 0 if file is None else file.span.count - sent_bytes
+        self.writer.start(lines, ResponseFraming(None if file is None else count, False, file is None, True))
+        if file is None:
+            self.writer.write_whole(b"")
+        else:
+            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
+            await self.writer.write_file(rest, more_body=False, is_fresh=False)
+        self._complete()
 
     @property
     def abandoned(self) -> bool:

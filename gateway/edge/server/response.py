@@ -13,6 +13,7 @@ bytes is given back at once, not copied.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -229,6 +230,19 @@ class Sender(ABC):
 
 def gone() -> ClientDisconnected:
     return ClientDisconnected("the client left while its answer was sent")
+
+
+IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
+"""Who answers, and which answer it is (S3 API, "Common Response Headers")."""
+
+_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
+_SPREAD = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
+
+
+def next_request_id() -> str:
+    """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
+    return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)
 
 
 STEP_BYTES = 1024 * 1024

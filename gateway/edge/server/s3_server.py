@@ -26,6 +26,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
+from gateway.edge.server.prepared import PreparedRequests
 from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.response import not_encrypted, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
@@ -79,7 +80,9 @@ class S3Server:
         tls: TlsFiles | None = None,
         clock: Clock | None = None,
         receive_threads: ReceiveThreads | None = None,
+        prepared: PreparedRequests | None = None,
     ) -> None:
+        self._prepared = prepared
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
         self._tls = tls.context() if tls is not None else None
@@ -206,6 +209,7 @@ class S3Server:
             clock=self._clock,
             receive_threads=self._receive_threads,
             only_answer=only_answer,
+            prepared=self._prepared,
         )
 
     def _accept_again(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.eviction import WrittenBytes
+from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.index.policies import Queue
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
@@ -262,6 +263,30 @@ def test_what_is_kept_is_hit_though_nothing_more_may_be_written(tmp_path: Path) 
             assert await read(cache, version) == content_of(origin, version)
             assert origin.count() == before + 3
             assert (observer.hits, observer.misses) == (2 * BLOCK, 6 * BLOCK)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_used_meanwhile_has_its_turn_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Telling the index what was used comes to an end under load, however much is used while it is told."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin) as cache:
+            index, told = cache._tools.directory.index, 0
+
+            def touch() -> None:
+                nonlocal told
+                told += 1
+                index.accesses.take(TOUCHES_PER_TRANSACTION)
+                index.accesses.note(f"file-{told}")
+
+            monkeypatch.setattr(index, "touch", touch)
+            for number in range(TOUCHES_PER_TRANSACTION + 1):
+                index.accesses.note(str(number))
+            await asyncio.wait_for(cache.flush_accesses(), 10)
+            assert told == 2
+            monkeypatch.undo()
 
     asyncio.run(scenario())
 

@@ -1,0 +1,268 @@
+"""Prepared requests: what has gone the whole way before is answered again without going it.
+
+    a head of a kind that was authenticated before    its values, its signature verified (s3/prepared_head.py)
+    an object that this caller has read before        what its answers have in common (operations/prepared_reads.py)
+    all that this hangs on is as it was               head, and span of a file, to be sent
+
+Whatever is not so goes the whole way, which says what is wrong. Nobody gets more, or anything sooner, than there:
+signatures are verified each time, keys and rights are those of now, what is pending is asked for, and catalog and index
+are looked up as always; only what follows from the same bytes is not worked out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from structlog.typing import FilteringBoundLogger
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.counting import BROKEN_OFF, CLIENT_LEFT, HitTally, RequestMetrics
+from gateway.edge.access import Authenticator, Caller, Key, authorise
+from gateway.edge.server.response import IDENTITY, next_request_id
+from gateway.errors import ClientDisconnected, S3Error
+from gateway.operations.context import AppContext
+from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead, is_plain, prepare_read, wants_checksums
+from gateway.policy.slots import Grant
+from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
+from gateway.s3.requests import Operation, S3Request, understood
+
+LEARN = "forebay.learn_head"
+"""In the scope of ASGI: takes (request, caller) of a head that was parsed."""
+
+_HEADS_MAX = 1024
+"""Kinds of heads that a process keeps, some 3 KiB each: a few of each client, day and credential."""
+
+_OF_CONNECTION_MAX = 8
+"""Kinds that one connection is compared with. It begins with those that others have used last."""
+
+_LEARNED_BY_CONNECTION_MAX = 16
+"""A client whose heads differ in what is taken for fixed is not looked at for ever."""
+
+_OBJECTS_MAX = 16_384
+_SEEN_MAX = 65_536
+"""Paths that were asked for once: what is read once an epoch need not be prepared."""
+
+LAID_SECONDS = 0.25
+"""How long counts are kept back at most."""
+
+_QUERIES = frozenset({b"", b"x-id=GetObject", b"x-id=HeadObject"})
+_STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
+_HIT = b"x-forebay-cache: hit\r\n"
+
+
+class _Known(NamedTuple):
+    """An object as a caller may read it."""
+
+    grant: Grant
+    read: PreparedRead
+
+
+class PreparedRequests:
+    """What one process has prepared. Only for callers that have proved to have the secret. `close` at the end."""
+
+    def __init__(
+        self,
+        services: AppContext,
+        authenticator: Authenticator,
+        base_domains: tuple[str, ...],
+        observer: RequestMetrics,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._services = services
+        self._authenticator = authenticator
+        self._base_domains = base_domains
+        self._observer = observer
+        self._log = log
+        self._heads: dict[object, PreparedHead] = {}
+        self._objects: dict[object, _Known] = {}
+        self._seen: dict[object, None] = {}
+        self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
+        self._laying: asyncio.TimerHandle | None = None
+        self.latest: list[PreparedHead] = []
+        """The kinds that were learned last, or used last by a connection that had not had them yet."""
+
+    def close(self) -> None:
+        """Nothing that was counted is kept back."""
+        if self._laying is not None:
+            self._laying.cancel()
+            self._lay()
+
+    def known(self, learned: PreparedHead) -> PreparedHead:
+        """The same kind as other connections have it, or this one for them."""
+        if len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+        head = self._heads.setdefault((learned.prefix, learned.pieces, learned.tail), learned)
+        put_first(self.latest, head)
+        return head
+
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | None:
+        """The answer to a request with these values; None: it is to go the whole way."""
+        key = self._authenticator.key_of(head, values)
+        if key is None or values.raw_query not in _QUERIES:
+            return None
+        of_first = head.request
+        place = key.access_key_id, of_first.host, of_first.method, wants_checksums(of_first), values.raw_path
+        known = self._objects.get(place)
+        if known is None or known.grant is not key.grant or not known.read.holds():
+            known = self._learned(place, head, values, key)
+            if known is None:
+                return None
+        match, other = head.value("if-match", values), head.value("if-none-match", values)
+        return known.read.answer(head.value("range", values), match, other)
+
+    def begin(self, answer: PreparedAnswer) -> tuple[str, bytes]:
+        """Another request id, and the lines of an answer's head that have it."""
+        request_id = next_request_id()
+        encoded_id = request_id.encode()
+        lines = _STATUS_LINES[answer.tally.status] + answer.before + IDENTITY % (encoded_id, encoded_id) + _HIT
+        return request_id, lines
+
+    def sent(self, answer: PreparedAnswer, request_id: str, began: float, sent_bytes: int) -> None:
+        """All of an answer is sent, `sent_bytes` of it are its body's."""
+        seconds, tally = time.perf_counter() - began, answer.tally
+        tally.add(seconds, sent_bytes)
+        if self._laying is None:
+            self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
+        if answer.span is not None:
+            answer.span.close()
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._tell(tally, tally.status, request_id, seconds, sent_bytes)
+
+    async def go_on(
+        self,
+        answer: PreparedAnswer,
+        request_id: str,
+        began: float,
+        rest: Callable[[], Awaitable[None]],
+        sent_bytes: Callable[[], int],
+    ) -> None:
+        """Wait for `rest`, which sends what the kernel did not take at once; raises what it raises."""
+        status = BROKEN_OFF
+        try:
+            await rest()
+            status = answer.tally.status
+        except (ClientDisconnected, asyncio.CancelledError):
+            status = CLIENT_LEFT
+            raise
+        except Exception as error:
+            if answer.span is not None:
+                answer.span.failed(error)
+            self._log.warning("answer broken off", request_id=request_id, exc_info=error)
+            raise
+        finally:
+            if status == answer.tally.status:
+                self.sent(answer, request_id, began, sent_bytes())
+            else:
+                self._not_sent(answer, status, request_id, time.perf_counter() - began, sent_bytes())
+
+    def _not_sent(self, answer: PreparedAnswer, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
+        tally = answer.tally
+        if answer.span is not None:
+            answer.span.close()
+        self._services.catalog.observer.looked_up(tally.slot, "hit")
+        self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._tell(tally, status, request_id, seconds, sent_bytes)
+
+    def _tell(self, tally: HitTally, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
+        self._log.debug(
+            "request",
+            request_id=request_id,
+            operation=tally.operation,
+            slot=tally.slot,
+            status=status,
+            cache="hit",
+            seconds=round(seconds, 6),
+            sent_bytes=sent_bytes,
+            received_bytes=0,
+        )
+
+    def _lay(self) -> None:
+        self._laying = None
+        for tally in self._tallies.values():
+            tally.lay()
+
+    def _tally(self, operation: Operation, slot: str, status: str) -> HitTally:
+        found = self._tallies.get((operation, slot, status))
+        if found is None:
+            found = self._tallies[operation, slot, status] = HitTally(operation, slot, status)
+        return found
+
+    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+        if self._objects.pop(place, None) is None and place not in self._seen:
+            if len(self._seen) >= _SEEN_MAX:
+                self._seen.clear()
+            self._seen[place] = None
+            return None
+        known = self._prepared(head, values, key)
+        if known is not None:
+            if len(self._objects) >= _OBJECTS_MAX:
+                del self._objects[next(iter(self._objects))]
+            self._objects[place] = known
+        return known
+
+    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+        services, of_first = self._services, head.request
+        try:
+            request = understood(
+                of_first.method,
+                values.raw_path,
+                values.raw_query,
+                of_first.host,
+                of_first.headers,
+                self._base_domains,
+            )
+            authorise(request, key.grant, services.slots)
+        except S3Error:
+            return None
+        read = prepare_read(services, request, self._tally)
+        return _Known(key.grant, read) if read is not None else None
+
+
+def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
+    """Move it to the front, or in, and the last one out."""
+    if head in heads:
+        heads.remove(head)
+    heads.insert(0, head)
+    del heads[_OF_CONNECTION_MAX:]
+
+
+class ConnectionHeads:
+    """The kinds that one connection has sent, the last one first."""
+
+    __slots__ = ("_all", "_heads", "_learned")
+
+    def __init__(self, prepared: PreparedRequests) -> None:
+        self._all = prepared
+        self._heads = list(prepared.latest)
+        self._learned = 0
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether heads that were parsed are worth a look."""
+        return self._learned < _LEARNED_BY_CONNECTION_MAX
+
+    def answer(self, raw: bytes) -> PreparedAnswer | None:
+        """The answer to a whole head, where it is prepared."""
+        for number, head in enumerate(self._heads):
+            values = head.match(raw)
+            if values is not None:
+                if number:
+                    put_first(self._heads, head)
+                return self._all.answer(head, values)
+        return None
+
+    def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
+        """A head was parsed, and its signature holds."""
+        if caller.authorization is None or not keep_alive or not is_plain(request):
+            return
+        if any(head.match(raw) is not None for head in self._heads):
+            return
+        self._learned += 1
+        learned = prepare(raw, request, caller.authorization)
+        if learned is not None:
+            put_first(self._heads, self._all.known(learned))

@@ -1,0 +1,255 @@
+"""Heads of one kind: what a client sends again and again, but for target, date, signature and a few values more.
+
+As databases prepare statements, so this prepares heads. One that has gone the whole way, parsed and authenticated, is
+cut where its variable values stand, and its canonical request (S3 API, "Create a canonical request") at the same
+places. The next head is compared with the pieces and never parsed; whatever does not fit to the byte goes the whole
+way. Its signature is verified each time: only that it is put together from pieces is new. Pure.
+
+    GET [/bucket/key] HTTP/1.1 | Host: h | X-Amz-Date: [16] | Range: [...] | Authorization: AWS4-... Signature=[64]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.s3.requests import S3Request
+from gateway.s3.signature_v4 import (
+    CLOCK_SKEW_SECONDS_MAX,
+    Authorization,
+    canonical_path,
+    canonical_query,
+    canonical_value,
+    hmac_states,
+    parse_timestamp,
+    signing_key,
+    string_to_sign,
+)
+
+_DATE, _AUTHORIZATION = "x-amz-date", "authorization"
+
+_TO_LINE_END = 0
+_VARIABLE: Mapping[str, int] = {
+    _DATE: 16,
+    _AUTHORIZATION: 64,
+    "range": _TO_LINE_END,
+    "amz-sdk-invocation-id": _TO_LINE_END,
+    "amz-sdk-request": _TO_LINE_END,
+    "if-match": _TO_LINE_END,
+    "if-none-match": _TO_LINE_END,
+}
+"""The fields whose values differ from one request of a client to the next, and how long these are."""
+
+_WITH_A_BODY = frozenset({"content-length", "transfer-encoding", "expect", "upgrade", "trailer"})
+
+_SIGNATURE = re.compile(rb"(.*, ?Signature=)([0-9a-f]{64})", re.DOTALL)
+_VALUE = re.compile(rb"[!-~]+(?: [!-~]+)*")
+"""Nothing that a parser would trim or refuse, or a canonical request would change."""
+
+_MOMENTS_MAX = 1024
+
+_TARGET = re.compile(rb"(/[A-Za-z0-9\-._~/%!$&'()*+,;=:@]*)(?:\?([A-Za-z0-9\-._~/%!$&'()*+,;=:@?]*))?")
+_VERSION = b" HTTP/1.1"
+
+
+class HeadValues(NamedTuple):
+    """What a head says that fits a prepared one: path and query as they were on the wire, and the values of its
+    variable fields in their order."""
+
+    raw_path: bytes
+    raw_query: bytes
+    fields: Sequence[bytes]
+
+
+class _Moment(NamedTuple):
+    """What signatures made with one secret in one second have in common."""
+
+    secret: str
+    signed_at: float
+    begin: bytes
+    inner: hashlib._Hash
+    outer: hashlib._Hash
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedHead:
+    """The pieces of a head whose signature has been verified.
+
+    `pieces` are bytes that stay the same, and how long the value behind them is (0: to the end of its line); `places`
+    says the numbers of the values by the names of their fields, in order. `canonical` is the canonical request with a
+    place for path, query and each signed value (`signed`: their numbers).
+    """
+
+    authorization: Authorization
+    request: S3Request
+    prefix: bytes
+    pieces: Sequence[tuple[bytes, int]]
+    tail: bytes
+    places: Mapping[str, int]
+    canonical: bytes
+    signed: Sequence[int]
+    date_at: int
+    signature_at: int
+    moments: dict[bytes, _Moment] = field(default_factory=dict, repr=False)
+
+    def match(self, head: bytes) -> HeadValues | None:
+        """The values of a whole head that is of this kind; None: it is not."""
+        if not head.startswith(self.prefix):
+            return None
+        at = head.find(b"\r\n")
+        if head[at - len(_VERSION) : at] != _VERSION:
+            return None
+        target = _TARGET.fullmatch(head, len(self.prefix), at - len(_VERSION))
+        if target is None:
+            return None
+        fields = []
+        for fixed, size_bytes in self.pieces:
+            start = at + len(fixed)
+            if head[at:start] != fixed:
+                return None
+            if size_bytes:
+                at = start + size_bytes
+                fields.append(head[start:at])
+            else:
+                at = head.find(b"\r\n", start)
+                value = head[start:at]
+                if not _VALUE.fullmatch(value):
+                    return None
+                fields.append(value)
+        if head[at:] != self.tail:
+            return None
+        raw_path, raw_query = target.groups(b"")
+        return HeadValues(raw_path, raw_query, fields)
+
+    def verified(self, values: HeadValues, secret: str, now: float) -> bool:
+        """Whether the signature is that of a request with these values; if not, the whole way says what is wrong."""
+        fields = values.fields
+        moment = self.moments.get(fields[self.date_at])
+        if moment is None or moment.secret is not secret:
+            moment = self._moment(fields[self.date_at], secret)
+        if moment is None or abs(now - moment.signed_at) > CLOCK_SKEW_SECONDS_MAX:
+            return False
+        path, query = canonical_path(values.raw_path).encode(), canonical_query(values.raw_query).encode()
+        canonical = self.canonical % (path, query, *[fields[number] for number in self.signed])
+        inner, outer = moment.inner.copy(), moment.outer.copy()
+        inner.update(moment.begin + hashlib.sha256(canonical).hexdigest().encode())
+        outer.update(inner.digest())
+        return hmac.compare_digest(outer.hexdigest().encode(), fields[self.signature_at])
+
+    def _moment(self, raw_timestamp: bytes, secret: str) -> _Moment | None:
+        authorization, timestamp = self.authorization, raw_timestamp.decode("latin-1")
+        signed_at = parse_timestamp(timestamp)
+        if signed_at is None or authorization.date != timestamp[:8]:
+            return None
+        begin = string_to_sign(timestamp, authorization.scope, "").encode()
+        states = hmac_states(signing_key(secret, authorization.date, authorization.region))
+        if len(self.moments) >= _MOMENTS_MAX:
+            self.moments.clear()
+        moment = self.moments[raw_timestamp] = _Moment(secret, signed_at, begin, *states)
+        return moment
+
+    def value(self, name: str, values: HeadValues) -> bytes | None:
+        """Of a field that varies; None: heads of this kind do not have it."""
+        at = self.places.get(name)
+        return values.fields[at] if at is not None else None
+
+    def headers(self, values: HeadValues) -> dict[str, str]:
+        """All fields, as `S3Request.headers` has them."""
+        found = dict(self.request.headers)
+        for name, value in zip(self.places, values.fields, strict=True):
+            text = value.decode()
+            found[name] = found[name][: -len(text)] + text if name == _AUTHORIZATION else text
+        return found
+
+
+def prepare(head: bytes, request: S3Request, authorization: Authorization) -> PreparedHead | None:
+    """What heads like this one have in common, whose signature has been verified; None: it is of no kind that repeats.
+
+    `head` is whole, `request` what it says.
+    """
+    line, _, rest = head.partition(b"\r\n")
+    method = request.method.encode()
+    if not line.startswith(method + b" /") or not line.endswith(_VERSION) or _AUTHORIZATION not in request.headers:
+        return None
+    cut = _cut(rest[:-4])
+    if cut is None or _DATE not in cut.names or _AUTHORIZATION not in cut.names:
+        return None
+    if not _WITH_A_BODY.isdisjoint(request.headers) or len(request.headers) != cut.lines:
+        return None
+    format_, signed = _canonical_format(request, authorization, cut.names)
+    prepared = PreparedHead(
+        authorization,
+        request,
+        method + b" ",
+        cut.pieces,
+        cut.tail,
+        {name: number for number, name in enumerate(cut.names)},
+        format_,
+        signed,
+        cut.names.index(_DATE),
+        cut.names.index(_AUTHORIZATION),
+    )
+    return prepared if prepared.match(head) is not None else None
+
+
+class _Cut(NamedTuple):
+    pieces: Sequence[tuple[bytes, int]]
+    tail: bytes
+    names: Sequence[str]
+    lines: int
+
+
+def _cut(fields: bytes) -> _Cut | None:
+    """Header lines, cut at their variable values; None where one is written in a way that is not looked at here."""
+    pieces: list[tuple[bytes, int]] = []
+    names: list[str] = []
+    fixed, seen = b"\r\n", set[str]()
+    for number, line in enumerate(fields.split(b"\r\n")):
+        raw_name, colon, value = line.partition(b": ")
+        name = raw_name.decode("latin-1").lower()
+        if not colon or name in seen:
+            return None
+        seen.add(name)
+        fixed += (b"\r\n" if number else b"") + raw_name + colon
+        size_bytes = _VARIABLE.get(name)
+        if size_bytes is None:
+            fixed += value
+            continue
+        if name == _AUTHORIZATION:
+            signature = _SIGNATURE.fullmatch(value)
+            if signature is None:
+                return None
+            fixed += signature[1]
+        elif size_bytes and len(value) != size_bytes:
+            return None
+        pieces.append((fixed, size_bytes))
+        names.append(name)
+        fixed = b""
+    return _Cut(tuple(pieces), fixed + b"\r\n\r\n", tuple(names), len(seen))
+
+
+def _canonical_format(
+    request: S3Request, authorization: Authorization, names: Sequence[str]
+) -> tuple[bytes, Sequence[int]]:
+    """The canonical request, with a place for path, query and each signed field that varies, and the numbers of these
+    among all that do."""
+    lines, signed = [], list[int]()
+    for name in authorization.signed_headers:
+        if name in names and name != _AUTHORIZATION:
+            lines.append(f"{name}:".encode() + b"%b")
+            signed.append(names.index(name))
+        else:
+            value = request.host if name == "host" else request.headers.get(name, "")
+            lines.append(_escaped(f"{name}:{canonical_value(value)}"))
+    listed = ";".join(authorization.signed_headers)
+    payload_hash = request.headers.get("x-amz-content-sha256", "")
+    end = _escaped(f"\n\n{listed}\n{payload_hash}")
+    return request.method.encode() + b"\n%b\n%b\n" + b"\n".join(lines) + end, tuple(signed)
+
+
+def _escaped(text: str) -> bytes:
+    return text.encode("latin-1").replace(b"%", b"%%")

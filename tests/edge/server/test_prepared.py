@@ -1,0 +1,434 @@
+"""What is prepared answers as the whole way does: both are asked the same, and compared byte for byte.
+
+One gateway has two ports here, and the application behind them is the same: one knows what is prepared, the other goes
+the whole way each time. FOREBAY_PREPARED_STEPS and FOREBAY_PREPARED_SEED repeat and prolong it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from gateway.clock import SystemClock
+from gateway.counting import RequestMetrics
+from gateway.edge.access import ConfiguredKeyring, Key
+from gateway.edge.server.prepared import PreparedRequests
+from gateway.metrics import PREPARED_REQUESTS, REQUESTS
+from gateway.objects import ObjectKey
+from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.s3.requests import encode_path
+from gateway.s3.signature_v4 import sign_headers
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
+from tests.support.snapshots import freeze
+
+STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))
+SEED = int(os.environ.get("FOREBAY_PREPARED_SEED", "1"))
+
+SIZES = (1, 1000, BLOCK_SIZE_BYTES, 3 * BLOCK_SIZE_BYTES + 17)
+SLOTS = (
+    Slot("fixed", Prefix.parse("s3://bucket/d/"), consistency="immutable"),
+    Slot("aging", Prefix.parse("s3://bucket/t/"), consistency="ttl", metadata_ttl_seconds=60.0),
+    Slot("buffered", Prefix.parse("s3://bucket/w/"), consistency="ttl", metadata_ttl_seconds=60.0, write="back"),
+    Slot("frozen", Prefix.parse("s3://bucket/s/"), "read-only", "snapshot", snapshot="v1"),
+    Slot("default", Prefix(""), consistency="strict"),
+)
+FIXED_KEYS = ("d/a", "d/b c", "d/=%", "t/a", "t/b", "w/a", "w/b", "s/a", "s/b", "x/a")
+
+_IDENTITY = re.compile(rb"(x-amz-request-id: |x-amz-id-2: forebay/|date: )[^\r]*\r\n")
+_OF_THE_MOMENT = re.compile(rb"(x-forebay-cache|x-forebay-origin-request-id): [^\r]*\r\n")
+_LENGTH = re.compile(rb"content-length: [^\r]*\r\n")
+_ERROR_IDS = re.compile(rb"<(RequestId|HostId|ServerTime)>[^<]*<")
+
+
+class SetClock(SystemClock):
+    """That can be set ahead."""
+
+    ahead_seconds = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_seconds
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_seconds
+
+
+class ChangingKeyring:
+    """Whose keys are others from time to time."""
+
+    def __init__(self) -> None:
+        self.secrets = {"ALL": "first-secret", "SOME": "second-secret"}
+        self.rotations = 0
+        self._keys = ConfiguredKeyring(self._made(("d/", "t/")))
+
+    def _made(self, prefixes: tuple[str, ...]) -> list[Key]:
+        some = Grant([Prefix.parse(f"s3://bucket/{prefix}") for prefix in prefixes], read_only=True)
+        return [Key("ALL", self.secrets["ALL"], None, EVERYTHING), Key("SOME", self.secrets["SOME"], None, some)]
+
+    def change(self, prefixes: tuple[str, ...], *, rotate: bool) -> None:
+        if rotate:
+            self.rotations += 1
+            self.secrets = {name: f"{name}-{self.rotations}" for name in self.secrets}
+        self._keys = ConfiguredKeyring(self._made(prefixes))
+
+    def find(self, access_key_id: str, session_token: str | None) -> Key:
+        return self._keys.find(access_key_id, session_token)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as a client makes it; `style` is how it writes its heads."""
+
+    method: str
+    key: str
+    fields: dict[str, str]
+    query: str = ""
+    who: str = "ALL"
+    style: str = "botocore"
+    body: bytes = b""
+
+
+def head_of(asked: Asked, secret: str, now: float) -> bytes:
+    host = "bucket.s3.local" if asked.style == "host" else "127.0.0.1:9000"
+    path = encode_path("bucket", asked.key)
+    path = path.removeprefix("/bucket") if asked.style == "host" else path
+    fields = {"host": host, **asked.fields}
+    query = [tuple(pair.split("=")) for pair in asked.query.split("&")] if asked.query else []
+    added = sign_headers(
+        asked.method,
+        path,
+        query,  # type: ignore[arg-type]
+        fields,
+        payload_hash=hashlib.sha256(asked.body).hexdigest(),
+        access_key_id=asked.who,
+        secret=secret,
+        session_token=None,
+        region="us-east-1",
+        now=now,
+    )
+    values = {**fields, **added, "user-agent": f"client ({asked.style})"}
+    if asked.body:
+        values["content-length"] = str(len(asked.body))
+    names = sorted(values) if asked.style == "botocore" else sorted(values, reverse=True)
+    lines = [f"{name.title() if asked.style == 'go' else name}: {values[name]}\r\n" for name in names]
+    target = f"{path}?{asked.query}" if asked.query else path
+    return f"{asked.method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + asked.body
+
+
+@dataclass
+class Pair:
+    """Both ways of a gateway, and a client of each."""
+
+    gateway: GatewayApp
+    clock: SetClock
+    keyring: ChangingKeyring
+    fast: Serving
+    slow: Serving
+    wires: dict[str, Wire] = field(default_factory=dict)
+
+    async def said(self, way: str, raw: bytes) -> tuple[bytes, bytes] | None:
+        """Head and body of the answer; None: the connection was closed without one."""
+        wire = self.wires.get(way)
+        if wire is None:
+            wire = self.wires[way] = await (self.fast if way == "fast" else self.slow).connect()
+        await wire.say(raw)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                head = await wire.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.leave(way)
+            return None
+        fields = {name.decode(): value.decode() for name, _, value in (f.partition(b": ") for f in head.split(b"\r\n"))}
+        is_bodiless = raw.startswith(b"HEAD ") or head[9:12] in (b"304", b"204")
+        body = b"" if is_bodiless else await wire.body(fields)
+        if "connection" in fields:
+            await self.leave(way)
+        return head, body
+
+    async def leave(self, way: str) -> None:
+        if way in self.wires:
+            await self.wires.pop(way).close()
+
+    async def ask(self, asked: Asked, way: str = "slow") -> tuple[bytes, bytes] | None:
+        return await self.said(way, head_of(asked, self.keyring.secrets[asked.who], self.clock.now()))
+
+    async def settled(self, saying: Awaitable[tuple[bytes, bytes] | None]) -> tuple[bytes, bytes] | None:
+        """What is being learned is learned before: it is told with other fields until then."""
+        await self.gateway.catalog.settle()
+        await self.gateway.blocks.settle()
+        return await saying
+
+    async def compare(self, raw: bytes, first: str) -> bytes:
+        """Ask both, and hold the answers against each other; the status."""
+        other = "slow" if first == "fast" else "fast"
+        one = await self.settled(self.said(first, raw))
+        two = await self.settled(self.said(other, raw))
+        assert (one is None) == (two is None), raw
+        if one is None or two is None:
+            return b""
+        assert _plain(one, two) == _plain(two, one), (first, raw, one[0], two[0])
+        return one[0][9:12]
+
+
+def _plain(answer: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> tuple[object, bytes]:
+    """What has to be the same: everything but ids and time; where the origin was asked, in any order."""
+    head, body = (_IDENTITY.sub(b"", answer[0]), _ERROR_IDS.sub(b"", answer[1]))
+    if not any(b"x-forebay-origin-request-id" in one or b"x-forebay-cache: hit" not in one for one in (head, other[0])):
+        return head, body
+    if b"<RequestId>" in answer[1]:
+        head = _LENGTH.sub(b"", head)  # the origin counts its ids
+    return sorted(_OF_THE_MOMENT.sub(b"", head).split(b"\r\n")), body
+
+
+@asynccontextmanager
+async def pair(directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = SIZES) -> AsyncIterator[Pair]:
+    clock, keyring = SetClock(), ChangingKeyring()
+    async with gateway_app(directory, slots=SLOTS, clock=clock, keyring=keyring, writeback=True) as gateway:
+        for key in FIXED_KEYS:
+            gateway.origin.put("bucket", key, rng.randbytes(rng.choice(sizes)), {"content-type": "image/jpeg"})
+        await freeze(gateway, "v1", "s3://bucket/s/")
+        app = gateway.app
+        log = structlog.get_logger("forebay.requests").bind()
+        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
+        async with serving(app, prepared=prepared) as fast, serving(app) as slow:
+            yield Pair(gateway, clock, keyring, fast, slow)
+        prepared.close()  # nothing is kept back that was counted
+
+
+def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
+    key = rng.choice(FIXED_KEYS) if rng.random() < 0.98 else "d/none"
+    fields: dict[str, str] = {}
+    if rng.random() < 0.5:
+        size = BLOCK_SIZE_BYTES
+        first = rng.choice([0, 1, rng.randrange(size), size - 1, size, 3 * size])
+        last = first + rng.choice([-1, 0, 9, 999, size, 10**9])
+        fields["range"] = rng.choice(
+            [f"bytes={first}-{last}"] * 6 + [f"bytes={first}-", "bytes=-5", "bytes=0-1,4-5", "x"]
+        )
+    if rng.random() < 0.3:
+        etag = etags.get(key, '"none"')
+        said = rng.choice([etag, etag, '"other"', f"W/{etag}", f'"a", {etag}', "*", etag.strip('"')])
+        fields[rng.choice(["if-match", "if-none-match"])] = said
+    if rng.random() < 0.05:
+        fields["if-modified-since"] = "Mon, 01 Jan 2001 00:00:00 GMT"
+    style = rng.choice(["botocore", "botocore", "go", "host"])
+    if style == "botocore":
+        fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
+        fields["x-amz-checksum-mode"] = "ENABLED"
+    method = rng.choice(["GET", "GET", "GET", "HEAD"])
+    query = rng.choice([""] * 9 + [f"x-id={method.title()}Object", "x-id=GetObject", "response-content-type=a", "acl="])
+    if key.startswith("w/"):  # what only the origin can answer of something pending waits for its flush
+        query, fields = "", {"range": "bytes=0-9"} if "range" in fields else {}
+    return Asked(method, key, fields, query, rng.choice(["ALL", "ALL", "SOME"]), style)
+
+
+def mutated(rng: random.Random, raw: bytes) -> bytes:
+    """The head, changed in one place; still one head and nothing behind it."""
+    line, *fields = raw.split(b"\r\n")[:-2]
+    at, number = rng.randrange(len(raw) - 4), rng.randrange(len(fields))
+    kind = rng.choice(["flip", "flip", "case", "delete", "insert", "move", "double", "drop", "space"])
+    if kind == "flip":
+        raw = raw[:at] + bytes([rng.randrange(256)]) + raw[at + 1 :]
+    elif kind == "case":
+        raw = raw[:at] + raw[at : at + 1].swapcase() + raw[at + 1 :]
+    elif kind == "delete":
+        raw = raw[:at] + raw[at + 1 :]
+    elif kind == "insert":
+        raw = raw[:at] + bytes([rng.randrange(256)]) + raw[at:]
+    else:
+        moved = fields.pop(number)
+        if kind == "move":
+            fields.insert(rng.randrange(len(fields) + 1), moved)
+        elif kind == "double":
+            fields[number:number] = [moved, moved]
+        elif kind == "space":
+            fields.insert(number, moved.replace(b": ", rng.choice([b":", b":  ", b":\t"])))
+        raw = b"\r\n".join([line, *fields, b"", b""])
+    return raw
+
+
+def may_wait_for_more(raw: bytes) -> bool:
+    """Whether a server would wait for a body, or for the rest of a head, or hears two requests."""
+    named = raw.lower()
+    return (
+        raw.count(b"\r\n\r\n") != 1 or not raw.endswith(b"\r\n\r\n") or b"content-length" in named or b"expect" in named
+    )
+
+
+async def changed(rng: random.Random, both: Pair) -> str:
+    """Something happens to the gateway, or at the origin."""
+    gateway, key = both.gateway, rng.choice(FIXED_KEYS)
+    content = rng.randbytes(rng.choice(SIZES))
+    kind = rng.choice([*_CHANGES])
+    if kind == "own":
+        await both.ask(Asked("PUT", key, {}, body=content))
+    elif kind == "foreign":
+        gateway.origin.put("bucket", key, content)
+    elif kind == "deleted" and not key.startswith("w/"):
+        await both.ask(Asked("DELETE", key, {}))
+    elif kind == "later":
+        both.clock.ahead_seconds += rng.choice([1, 30, 61])
+    elif kind == "dropped":
+        await gateway.blocks.invalidate(ObjectKey("bucket", key))
+    elif kind in ("rotated", "rights"):
+        both.keyring.change(rng.choice([("d/",), ("d/", "t/"), ("w/",)]), rotate=kind == "rotated")
+    elif kind == "snapshots":
+        gateway.snapshots.changes.tell()  # somebody has made one, or removed one
+    elif kind == "untrusted":
+        for lease in list(gateway.blocks._tools.open_files._leases.values()):
+            lease.file.distrust()
+    return kind
+
+
+_CHANGES = ("own", "foreign", "deleted", "later", "dropped", "rotated", "rights", "snapshots", "untrusted")
+
+
+async def history(directory: Path, steps: int, seed: int) -> Counter[str]:
+    """Requests, mutations and changes; what there was of each."""
+    rng, seen = random.Random(seed), Counter[str]()
+    async with pair(directory, rng) as both:
+        etags: dict[str, str] = {}
+        latest: list[Asked] = []
+        for _ in range(steps):
+            dice = rng.random()
+            if dice < 0.02:
+                seen[await changed(rng, both)] += 1
+                continue
+            asked = rng.choice(latest) if latest and dice < 0.7 else any_request(rng, etags)
+            latest = [*latest[-19:], asked]
+            late = rng.choice([0.0] * 20 + [-880.0, -920.0, 880.0, 920.0])
+            raw = head_of(asked, both.keyring.secrets[asked.who], both.clock.now() + late)
+            if dice > 0.93:
+                raw = mutated(rng, raw)
+                if may_wait_for_more(raw):
+                    continue
+                seen["mutated"] += 1
+            if rng.random() < 0.02:
+                await both.leave("fast")
+            status = await both.compare(raw, rng.choice(["fast", "slow"]))
+            seen[status.decode()] += 1
+            known = await both.ask(Asked("HEAD", asked.key, {})) if asked.key not in etags else None
+            found = re.search(rb"\r\netag: ([^\r]*)", known[0]) if known is not None else None
+            if found is not None:
+                etags[asked.key] = found[1].decode()
+    return seen
+
+
+def prepared_share() -> tuple[float, float]:
+    """How many requests were answered by what is prepared, and how many were hits at all."""
+    slots = [slot.name for slot in SLOTS]
+    operations = ("GetObject", "HeadObject")
+    prepared = sum(PREPARED_REQUESTS.value(operation, slot) for operation in operations for slot in slots)
+    statuses = ("200", "206", "304")
+    hits = sum(
+        REQUESTS.value(operation, slot, status, "hit")
+        for operation in operations
+        for slot in slots
+        for status in statuses
+    )
+    return prepared, hits
+
+
+def test_both_ways_say_the_same(tmp_path: Path) -> None:
+    """Whatever is asked, and whatever happens in between; and what is prepared is used."""
+    before = prepared_share()
+    seen = asyncio.run(history(tmp_path, STEPS, SEED))
+    prepared, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
+    print(f"seed {SEED}: {dict(seen)}, prepared {prepared:.0f} of {hits:.0f} on both ports")
+    assert seen["200"] > STEPS / 10
+    assert seen["206"] > STEPS / 20
+    assert min(seen["304"], seen["412"], seen["403"]) > 0
+    assert seen["mutated"] > STEPS / 50
+    assert prepared > 0.05 * hits, (prepared, hits)
+
+
+LARGE_BYTES = 16 * 1024 * 1024
+
+
+@asynccontextmanager
+async def large_and_prepared(directory: Path) -> AsyncIterator[tuple[Pair, bytes]]:
+    """With an object that no socket's buffers take at once, asked for so often that its answer is prepared."""
+    clock, keyring = SetClock(), ChangingKeyring()
+    block_size_bytes = LARGE_BYTES
+    async with gateway_app(
+        directory, slots=SLOTS, clock=clock, keyring=keyring, block_size_bytes=block_size_bytes
+    ) as gateway:
+        content = random.Random(1).randbytes(LARGE_BYTES)
+        gateway.origin.put("bucket", "d/large", content)
+        app = gateway.app
+        log = structlog.get_logger("forebay.requests").bind()
+        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
+        async with serving(app, prepared=prepared) as fast, serving(app) as slow:
+            both = Pair(gateway, clock, keyring, fast, slow)
+            for _ in range(4):
+                answer = await both.settled(both.ask(Asked("GET", "d/large", {}), "fast"))
+                assert answer is not None
+                assert answer[1] == content
+            yield both, content
+        prepared.close()
+
+
+def counted(status: str) -> tuple[float, float]:
+    return REQUESTS.value("GetObject", "fixed", status, "hit"), PREPARED_REQUESTS.value("GetObject", "fixed")
+
+
+def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path) -> None:
+    """To clients that read slowly; with another request behind it, too."""
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
+            wire = await both.fast.connect(limit=1024)
+            await wire.say(asked)
+            await both.fast.requests(1)
+            await wire.say(asked)  # it waits for its turn
+            for _ in range(2):
+                assert (await wire.answer()).body == content
+
+    before = counted("200")
+    asyncio.run(scenario())
+    assert counted("200")[1] >= before[1] + 3
+
+
+def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path) -> None:
+    """The file is let go of, the request is counted as one whose client left."""
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
+            wire = await both.fast.connect(limit=1024)
+            await wire.say(asked)
+            await both.fast.requests(1)
+            wire.abort()
+            await both.fast.requests(0)
+            answer = await both.ask(Asked("GET", "d/large", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content
+
+    before = counted("client-left")
+    asyncio.run(scenario())
+    assert counted("client-left")[0] == before[0] + 1
+
+
+def test_a_draining_server_goes_the_whole_way(tmp_path: Path) -> None:
+    """Which says that the connection ends."""
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            wire = both.wires["fast"]
+            both.fast.server._state.draining = True
+            await wire.say(head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now()))
+            answer = await wire.answer()
+            assert (answer.headers["connection"], answer.body) == ("close", content)
+
+    asyncio.run(scenario())
