@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.clock import Clock
@@ -34,7 +34,7 @@ from gateway.s3.presigned import (
     verify_presigned_v2,
     verify_presigned_v4,
 )
-from gateway.s3.requests import Operation, S3Request, parse_copy_source
+from gateway.s3.requests import Operation, S3Request, parse_copy_source, parse_query
 from gateway.s3.signature_v4 import (
     Authorization,
     SeedSignature,
@@ -193,11 +193,29 @@ class Authenticator:
 
     def key_of(self, head: PreparedHead, values: HeadValues) -> Key | None:
         """The key that has signed a request with such a head; None: the whole way says what is wrong."""
+        authorization = head.authorization
         try:
-            key = self._keyring.find(head.authorization.access_key_id, head.request.headers.get("x-amz-security-token"))
+            if authorization is None:
+                return self._key_of_presigned(head, values)
+            key = self._keyring.find(authorization.access_key_id, head.request.headers.get("x-amz-security-token"))
         except S3Error:
             return None
         return key if head.verified(values, key.secret_access_key, self._clock.now()) else None
+
+    def _key_of_presigned(self, head: PreparedHead, values: HeadValues) -> Key | None:
+        request = replace(
+            head.request,
+            raw_path=values.raw_path,
+            raw_query=values.raw_query,
+            headers=head.headers(values),
+            query=parse_query(values.raw_query),
+        )
+        presigned = parse_presigned_v4(request)
+        if presigned is None:
+            return None
+        key = self._keyring.find(presigned.access_key_id, presigned.session_token)
+        verify_presigned_v4(request, presigned, key.secret_access_key, self._clock.now())
+        return key
 
     def _by_old_query(self, request: S3Request) -> Caller:
         presigned = parse_presigned_v2(request) if request.raw_query else None

@@ -183,8 +183,10 @@ class Catalog:
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
         """What `remembered` says of an object by an entry that is fresh, for who answers by it again and again; None:
         ask `remembered`."""
-        held = self._store.hold(key) if self._store is not None else None
-        if held is None or held.entry.head is None or slot.consistency not in ("immutable", "ttl"):
+        if self._store is None or slot.consistency not in ("immutable", "ttl"):
+            return None
+        held = self._store.hold(key)
+        if held is None or held.entry.head is None:
             return None
         entry, head = held.entry, held.entry.head
         if self._freshness(entry, slot) is not Freshness.FRESH or (with_checksums and not entry.with_checksums):

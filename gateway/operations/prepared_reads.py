@@ -22,7 +22,7 @@ from gateway.s3.headers import EncodedHeaders
 from gateway.s3.requests import Operation, S3Request
 
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
-_OTHER_ETAG = re.compile(rb'"[!#-+\--~]*"')
+_STRONG_ETAG = re.compile(rb'"[!#-+\--~]*"')
 """One strong ETag; lists, weak ones and `*` are not looked at here."""
 
 TallyOf = Callable[[Operation, str, str], HitTally]
@@ -65,6 +65,11 @@ class PreparedRead:
             tally(operation, slot.name, status) for status in ("200", "206", "304")
         )
 
+    def is_pending(self) -> bool:
+        """Whether something may be pending under the key. To be asked before `holds`: what is flushed meanwhile is in
+        the catalog before nothing is pending any more."""
+        return self._buffer is not None and self._buffer.may_be_pending(self._key)
+
     def holds(self) -> bool:
         """Whether the version is still the one to answer by."""
         return self._held.holds()
@@ -72,8 +77,6 @@ class PreparedRead:
     def answer(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> PreparedAnswer | None:
         """The answer by the version, to these values of Range, If-Match and If-None-Match; None: `read_object` is to
         be asked."""
-        if self._buffer is not None and self._buffer.may_be_pending(self._key):
-            return None
         size_bytes = self._size_bytes
         first, last = 0, size_bytes - 1
         if asked is not None:
@@ -89,7 +92,7 @@ class PreparedRead:
         if other is not None:
             if other == self._etag:
                 return PreparedAnswer(self._of_unchanged, b"", self._not_modified, None)
-            if not _OTHER_ETAG.fullmatch(other):
+            if not _STRONG_ETAG.fullmatch(other):
                 return None
         if self._is_head:
             return PreparedAnswer(self._of_whole, self._whole, b"content-length: %d\r\n\r\n" % size_bytes, None)
@@ -124,8 +127,12 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
     if not isinstance(services.blocks, BlockCache):
         return None
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
+    if services.writeback is not None and services.writeback.may_be_pending(key):
+        return None
     held = _held(services, key, slot, with_checksums=wants_checksums(request))
     if held is None or not held.head.version.size_bytes or not is_cacheable(request, held.head):
+        return None
+    if not _STRONG_ETAG.fullmatch(held.head.version.etag.encode("latin-1")):
         return None
     blocks = services.blocks.held_object(held.head.version, slot.name)
     return PreparedRead(services, key, operation, slot, held, blocks, tally)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.s3.requests import S3Request
@@ -50,8 +51,6 @@ _SIGNATURE = re.compile(rb"(.*, ?Signature=)([0-9a-f]{64})", re.DOTALL)
 _VALUE = re.compile(rb"[!-~]+(?: [!-~]+)*")
 """Nothing that a parser would trim or refuse, or a canonical request would change."""
 
-_MOMENTS_MAX = 1024
-
 _TARGET = re.compile(rb"(/[A-Za-z0-9\-._~/%!$&'()*+,;=:@]*)(?:\?([A-Za-z0-9\-._~/%!$&'()*+,;=:@?]*))?")
 _VERSION = b" HTTP/1.1"
 
@@ -68,11 +67,21 @@ class HeadValues(NamedTuple):
 class _Moment(NamedTuple):
     """What signatures made with one secret in one second have in common."""
 
-    secret: str
     signed_at: float
     begin: bytes
     inner: hashlib._Hash
     outer: hashlib._Hash
+
+
+@lru_cache(maxsize=1024)
+def _moment(secret: str, authorization_date: str, region: str, scope: str, raw_timestamp: bytes) -> _Moment | None:
+    """The cache shows its arguments to nobody, as that of `signing_key`."""
+    timestamp = raw_timestamp.decode("latin-1")
+    signed_at = parse_timestamp(timestamp)
+    if signed_at is None or authorization_date != timestamp[:8]:
+        return None
+    states = hmac_states(signing_key(secret, authorization_date, region))
+    return _Moment(signed_at, string_to_sign(timestamp, scope, "").encode(), *states)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,20 +90,20 @@ class PreparedHead:
 
     `pieces` are bytes that stay the same, and how long the value behind them is (0: to the end of its line); `places`
     says the numbers of the values by the names of their fields, in order. `canonical` is the canonical request with a
-    place for path, query and each signed value (`signed`: their numbers).
+    place for path, query and each signed value (`signed`: their numbers). No `authorization`: of presigned requests,
+    whose target says all of it.
     """
 
-    authorization: Authorization
+    authorization: Authorization | None
     request: S3Request
     prefix: bytes
     pieces: Sequence[tuple[bytes, int]]
     tail: bytes
     places: Mapping[str, int]
-    canonical: bytes
-    signed: Sequence[int]
-    date_at: int
-    signature_at: int
-    moments: dict[bytes, _Moment] = field(default_factory=dict, repr=False)
+    canonical: bytes = b""
+    signed: Sequence[int] = ()
+    date_at: int = 0
+    signature_at: int = 0
 
     def match(self, head: bytes) -> HeadValues | None:
         """The values of a whole head that is of this kind; None: it is not."""
@@ -127,10 +136,10 @@ class PreparedHead:
 
     def verified(self, values: HeadValues, secret: str, now: float) -> bool:
         """Whether the signature is that of a request with these values; if not, the whole way says what is wrong."""
-        fields = values.fields
-        moment = self.moments.get(fields[self.date_at])
-        if moment is None or moment.secret is not secret:
-            moment = self._moment(fields[self.date_at], secret)
+        fields, authorization = values.fields, self.authorization
+        if authorization is None:
+            return False
+        moment = _moment(secret, authorization.date, authorization.region, authorization.scope, fields[self.date_at])
         if moment is None or abs(now - moment.signed_at) > CLOCK_SKEW_SECONDS_MAX:
             return False
         path, query = canonical_path(values.raw_path).encode(), canonical_query(values.raw_query).encode()
@@ -139,18 +148,6 @@ class PreparedHead:
         inner.update(moment.begin + hashlib.sha256(canonical).hexdigest().encode())
         outer.update(inner.digest())
         return hmac.compare_digest(outer.hexdigest().encode(), fields[self.signature_at])
-
-    def _moment(self, raw_timestamp: bytes, secret: str) -> _Moment | None:
-        authorization, timestamp = self.authorization, raw_timestamp.decode("latin-1")
-        signed_at = parse_timestamp(timestamp)
-        if signed_at is None or authorization.date != timestamp[:8]:
-            return None
-        begin = string_to_sign(timestamp, authorization.scope, "").encode()
-        states = hmac_states(signing_key(secret, authorization.date, authorization.region))
-        if len(self.moments) >= _MOMENTS_MAX:
-            self.moments.clear()
-        moment = self.moments[raw_timestamp] = _Moment(secret, signed_at, begin, *states)
-        return moment
 
     def value(self, name: str, values: HeadValues) -> bytes | None:
         """Of a field that varies; None: heads of this kind do not have it."""
@@ -166,33 +163,31 @@ class PreparedHead:
         return found
 
 
-def prepare(head: bytes, request: S3Request, authorization: Authorization) -> PreparedHead | None:
+def prepare(head: bytes, request: S3Request, authorization: Authorization | None) -> PreparedHead | None:
     """What heads like this one have in common, whose signature has been verified; None: it is of no kind that repeats.
 
-    `head` is whole, `request` what it says.
+    `head` is whole, `request` what it says; `authorization` is what its header said, None where it is presigned.
     """
     line, _, rest = head.partition(b"\r\n")
     method = request.method.encode()
-    if not line.startswith(method + b" /") or not line.endswith(_VERSION) or _AUTHORIZATION not in request.headers:
+    if not line.startswith(method + b" /") or not line.endswith(_VERSION):
         return None
     cut = _cut(rest[:-4])
-    if cut is None or _DATE not in cut.names or _AUTHORIZATION not in cut.names:
+    if cut is None or not _WITH_A_BODY.isdisjoint(request.headers) or cut.of_lines != request.headers.keys():
         return None
-    if not _WITH_A_BODY.isdisjoint(request.headers) or len(request.headers) != cut.lines:
-        return None
-    format_, signed = _canonical_format(request, authorization, cut.names)
-    prepared = PreparedHead(
-        authorization,
-        request,
-        method + b" ",
-        cut.pieces,
-        cut.tail,
-        {name: number for number, name in enumerate(cut.names)},
-        format_,
-        signed,
-        cut.names.index(_DATE),
-        cut.names.index(_AUTHORIZATION),
-    )
+    places = {name: number for number, name in enumerate(cut.names)}
+    if authorization is None:
+        if _DATE in places or _AUTHORIZATION in places:
+            return None
+        prepared = PreparedHead(None, request, method + b" ", cut.pieces, cut.tail, places)
+    else:
+        if _DATE not in places or _AUTHORIZATION not in places:
+            return None
+        format_, signed = _canonical_format(request, authorization, cut.names)
+        at = places[_DATE], places[_AUTHORIZATION]
+        prepared = PreparedHead(
+            authorization, request, method + b" ", cut.pieces, cut.tail, places, format_, signed, *at
+        )
     return prepared if prepared.match(head) is not None else None
 
 
@@ -200,7 +195,7 @@ class _Cut(NamedTuple):
     pieces: Sequence[tuple[bytes, int]]
     tail: bytes
     names: Sequence[str]
-    lines: int
+    of_lines: Set[str]
 
 
 def _cut(fields: bytes) -> _Cut | None:
@@ -229,7 +224,7 @@ def _cut(fields: bytes) -> _Cut | None:
         pieces.append((fixed, size_bytes))
         names.append(name)
         fixed = b""
-    return _Cut(tuple(pieces), fixed + b"\r\n\r\n", tuple(names), len(seen))
+    return _Cut(tuple(pieces), fixed + b"\r\n\r\n", tuple(names), seen)
 
 
 def _canonical_format(

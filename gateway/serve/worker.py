@@ -29,8 +29,11 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
         )
-        await server.serve(context.stop, grace_seconds=settings.server.shutdown_grace_seconds, on_ready=context.ready)
-        prepared.close()
+        try:
+            grace_seconds = settings.server.shutdown_grace_seconds
+            await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
+        finally:
+            prepared.close()
 
 
 def _limits(server: ServerSettings) -> ServerLimits:

@@ -184,3 +184,14 @@ def test_a_key_that_is_no_more_opens_nothing(change: str) -> None:
     raw = client.head(gateway.clock.now())
     assert not gateway.check(raw)
     assert gateway.whole_way(raw) is None
+
+
+def test_a_field_whose_name_ends_elsewhere_is_not_looked_at() -> None:
+    """`If-Match:"a", "b": x` has no blank behind its first colon: it would be taken for a field that stays the same."""
+    gateway = Gateway()
+    raw = Client(tuple(NAMES)).head(gateway.clock.now()).replace(b"User-Agent:", b'If-Match:"a", "b": x\r\nUser-Agent:')
+    found = gateway.whole_way(raw)
+    assert found is not None
+    request, caller, _ = found
+    assert request.headers["if-match"] == '"a", "b": x'
+    assert prepare(raw, request, caller.authorization) is None

@@ -78,6 +78,8 @@ class ReadDependencies:
     clock: Clock
     observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
+    held_extents: dict[bytes, tuple[bytes, Extent]] = field(default_factory=dict)
+    """What `HeldObject` has unpacked: a block's row, and its extent."""
 
 
 BLOCKS_LOOKED_UP_MAX = 1024
@@ -426,7 +428,6 @@ class HeldObject:
         self._slot = slot
         self._size_bytes = tools.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
-        self._extents: dict[int, tuple[bytes, Extent]] = {}
 
     def span(self, first: int, count: int) -> WarmSpan | None:
         """As `warm_span`; who asks counts the bytes."""
@@ -436,9 +437,8 @@ class HeldObject:
             return None
         block_id = self._ids.get(number)
         if block_id is None:
-            if len(self._ids) >= HELD_BLOCKS_MAX:
+            if len(self._ids) >= HELD_IDS_MAX:
                 self._ids.clear()
-                self._extents.clear()
             block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
         if block_id in tools.ahead_marks:
             return None
@@ -448,15 +448,20 @@ class HeldObject:
             return None
         if rows is None:
             return None
-        row, extent = self._extents.get(number, (b"", None))
+        row, extent = tools.held_extents.get(block_id, (b"", None))
         if extent is None or row != rows[0]:
+            if len(tools.held_extents) >= HELD_EXTENTS_MAX:
+                tools.held_extents.clear()
             extent = layout.unpack_extent(*rows)
-            self._extents[number] = rows[0], extent
+            tools.held_extents[block_id] = rows[0], extent
         return _span_of(tools, extent, first - number * size_bytes, count, self._slot, cached=None)
 
 
-HELD_BLOCKS_MAX = 256
-"""Of one object: what is worked out of them takes some 300 bytes each."""
+HELD_IDS_MAX = 16
+"""Of one object; 150 bytes each."""
+
+HELD_EXTENTS_MAX = 16_384
+"""Of all objects; 1 to 2 KiB each where blocks are large."""
 
 
 def _span_of(

@@ -443,7 +443,11 @@ class S3Protocol(S3Connection):
         if self.shared.draining or len(head) > self.limits.max_header_bytes or self.transport.get_write_buffer_size():
             return False
         began = time.perf_counter()
-        answer = heads.answer(head)
+        try:
+            answer = heads.answer(head)
+        except Exception:  # the whole way says what is wrong, and answers it
+            _logger.exception("what is prepared failed")
+            return False
         if answer is None:
             return False
         self._forget_head()
@@ -457,6 +461,7 @@ class S3Protocol(S3Connection):
         self._deadline, self._input = None, _SUCCESSOR
         scope = {**self._connection_scope, "http_version": "1.1", "method": "HEAD" if span is None else "GET"}
         self.cycle = cycle = RequestCycle(scope, self, NO_BODY, True, False)
+        cycle.response_started = True  # nothing else is said meanwhile
         rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
         ending = prepared.go_on(answer, request_id, began, rest, lambda: sent_bytes + cycle.writer.sent_bytes)
         self._start_task(cycle, ending)
@@ -560,7 +565,7 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
     """How much the kernel takes at once of a head, and of the file behind it."""
     try:
         lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
-    except (ConnectionError, TimeoutError, BlockingIOError, InterruptedError):
+    except OSError:
         return 0, 0  # who goes on finds out
     if file is None or lines_sent < len(lines):
         return lines_sent, 0

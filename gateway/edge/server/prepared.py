@@ -20,7 +20,8 @@ from typing import NamedTuple
 from structlog.typing import FilteringBoundLogger
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.counting import BROKEN_OFF, CLIENT_LEFT, HitTally, RequestMetrics
+from gateway import cancellation
+from gateway.counting import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
@@ -28,13 +29,13 @@ from gateway.operations.context import AppContext
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead, is_plain, prepare_read, wants_checksums
 from gateway.policy.slots import Grant
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
-from gateway.s3.requests import Operation, S3Request, understood
+from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 
 LEARN = "forebay.learn_head"
 """In the scope of ASGI: takes (request, caller) of a head that was parsed."""
 
 _HEADS_MAX = 1024
-"""Kinds of heads that a process keeps, some 3 KiB each: a few of each client, day and credential."""
+"""Kinds of heads that a process keeps, some 4 KiB each: a few of each client, day and credential."""
 
 _OF_CONNECTION_MAX = 8
 """Kinds that one connection is compared with. It begins with those that others have used last."""
@@ -43,13 +44,17 @@ _LEARNED_BY_CONNECTION_MAX = 16
 """A client whose heads differ in what is taken for fixed is not looked at for ever."""
 
 _OBJECTS_MAX = 16_384
-_SEEN_MAX = 65_536
-"""Paths that were asked for once: what is read once an epoch need not be prepared."""
+_ASKED_MAX = 65_536
+"""What is read once an epoch need not be prepared."""
+
+_PATH_BYTES_MAX = 3200
+"""Of a bucket and a key of 1,024 bytes, all of them encoded."""
 
 LAID_SECONDS = 0.25
 """How long counts are kept back at most."""
 
 _QUERIES = frozenset({b"", b"x-id=GetObject", b"x-id=HeadObject"})
+_IDS = ([("x-id", "GetObject")], [("x-id", "HeadObject")])
 _STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
@@ -76,10 +81,13 @@ class PreparedRequests:
         self._authenticator = authenticator
         self._base_domains = base_domains
         self._observer = observer
+        self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
         self._objects: dict[object, _Known] = {}
-        self._seen: dict[object, None] = {}
+        self._asked: dict[int, int] = {}
+        """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
+        later."""
         self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
         self._laying: asyncio.TimerHandle | None = None
         self.latest: list[PreparedHead] = []
@@ -101,12 +109,19 @@ class PreparedRequests:
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | None:
         """The answer to a request with these values; None: it is to go the whole way."""
-        key = self._authenticator.key_of(head, values)
-        if key is None or values.raw_query not in _QUERIES:
+        if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
-        of_first = head.request
-        place = key.access_key_id, of_first.host, of_first.method, wants_checksums(of_first), values.raw_path
+        of_first, authorization = head.request, head.authorization
+        who = authorization.access_key_id if authorization is not None else None
+        place = who, of_first.host, of_first.method, wants_checksums(of_first), values.raw_path
         known = self._objects.get(place)
+        if known is None and not self._is_worth_it(place):
+            return None
+        key = self._authenticator.key_of(head, values)
+        if key is None or not (values.raw_query in _QUERIES or (authorization is None and _is_only_signed(values))):
+            return None
+        if known is not None and known.read.is_pending():
+            return None
         if known is None or known.grant is not key.grant or not known.read.holds():
             known = self._learned(place, head, values, key)
             if known is None:
@@ -141,28 +156,32 @@ class PreparedRequests:
         sent_bytes: Callable[[], int],
     ) -> None:
         """Wait for `rest`, which sends what the kernel did not take at once; raises what it raises."""
-        status = BROKEN_OFF
+        status = None
         try:
             await rest()
-            status = answer.tally.status
-        except (ClientDisconnected, asyncio.CancelledError):
+        except ClientDisconnected:
             status = CLIENT_LEFT
             raise
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT if cancellation.is_current_left() else answer.tally.status
+            raise
         except Exception as error:
+            status = BROKEN_OFF
             if answer.span is not None:
                 answer.span.failed(error)
             self._log.warning("answer broken off", request_id=request_id, exc_info=error)
             raise
         finally:
-            if status == answer.tally.status:
+            if status is None:
                 self.sent(answer, request_id, began, sent_bytes())
             else:
                 self._not_sent(answer, status, request_id, time.perf_counter() - began, sent_bytes())
 
     def _not_sent(self, answer: PreparedAnswer, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
-        tally = answer.tally
-        if answer.span is not None:
-            answer.span.close()
+        tally, span = answer.tally, answer.span
+        if span is not None:
+            self._cache.hit_bytes(tally.slot, span.span.count)
+            span.close()
         self._services.catalog.observer.looked_up(tally.slot, "hit")
         self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
         if self._log.is_enabled_for(logging.DEBUG):
@@ -192,17 +211,24 @@ class PreparedRequests:
             found = self._tallies[operation, slot, status] = HitTally(operation, slot, status)
         return found
 
+    def _is_worth_it(self, place: object) -> bool:
+        """Whether to prepare what is asked for: not the first time, and ever more seldom where it can't be done."""
+        number = hash(place)
+        asked = self._asked.get(number)
+        if asked is None and len(self._asked) >= _ASKED_MAX:
+            self._asked.clear()
+        self._asked[number] = 0 if asked is None else asked + 1
+        return asked is not None and asked & (asked + 1) == 0
+
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
-        if self._objects.pop(place, None) is None and place not in self._seen:
-            if len(self._seen) >= _SEEN_MAX:
-                self._seen.clear()
-            self._seen[place] = None
-            return None
+        self._objects.pop(place, None)
         known = self._prepared(head, values, key)
-        if known is not None:
-            if len(self._objects) >= _OBJECTS_MAX:
-                del self._objects[next(iter(self._objects))]
-            self._objects[place] = known
+        if known is None:
+            return None
+        self._asked[hash(place)] = 0
+        if len(self._objects) >= _OBJECTS_MAX:
+            del self._objects[next(iter(self._objects))]
+        self._objects[place] = known
         return known
 
     def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
@@ -221,6 +247,12 @@ class PreparedRequests:
             return None
         read = prepare_read(services, request, self._tally)
         return _Known(key.grant, read) if read is not None else None
+
+
+def _is_only_signed(values: HeadValues) -> bool:
+    """Whether a presigned query asks for nothing beside."""
+    asked = strip_signature_parameters(parse_query(values.raw_query))
+    return not asked or asked in _IDS
 
 
 def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
@@ -258,7 +290,7 @@ class ConnectionHeads:
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
         """A head was parsed, and its signature holds."""
-        if caller.authorization is None or not keep_alive or not is_plain(request):
+        if caller.seed is None or not keep_alive or not is_plain(request):
             return
         if any(head.match(raw) is not None for head in self._heads):
             return

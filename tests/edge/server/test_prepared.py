@@ -7,24 +7,34 @@ the whole way each time. FOREBAY_PREPARED_STEPS and FOREBAY_PREPARED_SEED repeat
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
 import re
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
 import structlog
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
+from gateway.edge.server.connection import S3Protocol, _send_now
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.metrics import PREPARED_REQUESTS, REQUESTS
+from gateway.metadata.entries import object_head
+from gateway.metrics import CACHE_HIT_BYTES, PREPARED_REQUESTS, REQUESTS
 from gateway.objects import ObjectKey
+from gateway.operations.prepared_reads import PreparedRead
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
@@ -43,6 +53,7 @@ SLOTS = (
     Slot("frozen", Prefix.parse("s3://bucket/s/"), "read-only", "snapshot", snapshot="v1"),
     Slot("default", Prefix(""), consistency="strict"),
 )
+BROKEN_OFF = b"a body that was broken off"
 FIXED_KEYS = ("d/a", "d/b c", "d/=%", "t/a", "t/b", "w/a", "w/b", "s/a", "s/b", "x/a")
 
 _IDENTITY = re.compile(rb"(x-amz-request-id: |x-amz-id-2: forebay/|date: )[^\r]*\r\n")
@@ -98,7 +109,21 @@ class Asked:
     body: bytes = b""
 
 
+def presigned(asked: Asked, secret: str) -> bytes:
+    """As botocore makes it, at the time that it takes for now."""
+    host = "127.0.0.1:9000"
+    query = f"?{asked.query}" if asked.query else ""
+    request = AWSRequest(asked.method, f"http://{host}{encode_path('bucket', asked.key)}{query}")
+    S3SigV4QueryAuth(Credentials(asked.who, secret), "s3", "us-east-1", 60 if asked.key == "d/a" else 86_400).add_auth(
+        request
+    )
+    lines = [f"{name}: {value}\r\n" for name, value in {"host": host, **asked.fields}.items()]
+    return f"{asked.method} {request.url.partition(host)[2]} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
+
+
 def head_of(asked: Asked, secret: str, now: float) -> bytes:
+    if asked.style == "presigned":
+        return presigned(asked, secret)
     host = "bucket.s3.local" if asked.style == "host" else "127.0.0.1:9000"
     path = encode_path("bucket", asked.key)
     path = path.removeprefix("/bucket") if asked.style == "host" else path
@@ -150,7 +175,11 @@ class Pair:
             return None
         fields = {name.decode(): value.decode() for name, _, value in (f.partition(b": ") for f in head.split(b"\r\n"))}
         is_bodiless = raw.startswith(b"HEAD ") or head[9:12] in (b"304", b"204")
-        body = b"" if is_bodiless else await wire.body(fields)
+        try:
+            body = b"" if is_bodiless else await wire.body(fields)
+        except asyncio.IncompleteReadError:  # the origin has another version since, which was found out in its midst
+            await self.leave(way)
+            return head, BROKEN_OFF
         if "connection" in fields:
             await self.leave(way)
         return head, body
@@ -174,7 +203,7 @@ class Pair:
         one = await self.settled(self.said(first, raw))
         two = await self.settled(self.said(other, raw))
         assert (one is None) == (two is None), raw
-        if one is None or two is None:
+        if one is None or two is None or BROKEN_OFF in (one[1], two[1]):
             return b""
         assert _plain(one, two) == _plain(two, one), (first, raw, one[0], two[0])
         return one[0][9:12]
@@ -221,7 +250,7 @@ def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
         fields[rng.choice(["if-match", "if-none-match"])] = said
     if rng.random() < 0.05:
         fields["if-modified-since"] = "Mon, 01 Jan 2001 00:00:00 GMT"
-    style = rng.choice(["botocore", "botocore", "go", "host"])
+    style = rng.choice(["botocore", "botocore", "go", "host", "presigned"])
     if style == "botocore":
         fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
         fields["x-amz-checksum-mode"] = "ENABLED"
@@ -352,6 +381,22 @@ def test_both_ways_say_the_same(tmp_path: Path) -> None:
     assert prepared > 0.05 * hits, (prepared, hits)
 
 
+def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            raw = presigned(Asked("GET", "d/a", {}), both.keyring.secrets["ALL"])
+            statuses = [(await both.settled(both.said("fast", raw)) or (b"", b""))[0][9:12] for _ in range(6)]
+            assert statuses == [b"200"] * 6
+            both.clock.ahead_seconds += 61
+            refused = await both.said("fast", raw)
+            assert refused is not None
+            assert (refused[0][9:12], b"Request has expired" in refused[1]) == (b"403", True)
+
+    before = counted("200")
+    asyncio.run(scenario())
+    assert counted("200")[1] - before[1] >= 3
+
+
 LARGE_BYTES = 16 * 1024 * 1024
 
 
@@ -415,9 +460,95 @@ def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path) -> None:
             assert answer is not None
             assert answer[1] == content
 
-    before = counted("client-left")
+    before, bytes_before = counted("client-left"), CACHE_HIT_BYTES.value("fixed")
     asyncio.run(scenario())
     assert counted("client-left")[0] == before[0] + 1
+    assert CACHE_HIT_BYTES.value("fixed") == bytes_before + 5 * LARGE_BYTES  # as by the whole way, all of the span
+
+
+def test_nothing_is_said_in_the_midst_of_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that ends its side while its answer has only begun is not asked whether it is there."""
+    start_task = S3Protocol._start_task
+
+    def end_first(self: S3Protocol, *arguments: Any) -> None:
+        self.eof_received()
+        start_task(self, *arguments)
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            monkeypatch.setattr(S3Protocol, "_start_task", end_first)
+            answer = await both.ask(Asked("GET", "d/large", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content
+
+    asyncio.run(scenario())
+
+
+def test_what_is_pending_is_asked_for_before_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is flushed is in the catalog before it is pending no more: the other order could see neither."""
+    asked: list[str] = []
+    for name in ("is_pending", "holds"):
+        function = getattr(PreparedRead, name)
+
+        def noted(self: PreparedRead, name: str = name, function: Any = function) -> bool:
+            asked.append(name)
+            return bool(function(self))
+
+        monkeypatch.setattr(PreparedRead, name, noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1)) as both:
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", "w/b", {}), "fast"))
+
+    asyncio.run(scenario())
+    assert asked[:2] == ["is_pending", "holds"]
+
+
+def test_what_fails_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> bytes:
+        async with pair(tmp_path, random.Random(1)) as both:
+            monkeypatch.setattr(PreparedRequests, "answer", lambda *_: 1 / 0)
+            for _ in range(3):
+                answer = await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            assert answer is not None
+            return answer[0]
+
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("error", [errno.EHOSTUNREACH, errno.ENOBUFS, errno.EAGAIN, errno.EPIPE])
+def test_whatever_keeps_the_kernel_from_taking_it_is_found_out_by_who_goes_on(error: int) -> None:
+    class Broken:
+        def send(self, *_: object) -> int:
+            raise OSError(error, "no")
+
+    assert _send_now(cast("socket.socket", Broken()), b"head", None) == (0, 0)
+
+
+def test_weak_etags_are_compared_by_who_knows_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a proxy before the origin makes them: If-None-Match does not mind (RFC 9110, 13.1.2), If-Match does."""
+
+    def weak(key: ObjectKey, headers: Mapping[str, str], **more: Any) -> Any:
+        changed = {name: f"W/{value}" if name == "etag" else value for name, value in headers.items()}
+        return object_head(key, changed, **more)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            monkeypatch.setattr("gateway.metadata.catalog.object_head", weak)
+            for _ in range(3):
+                known = await both.settled(both.ask(Asked("HEAD", "d/a", {})))
+            assert known is not None
+            etag = re.search(rb"\r\netag: W/([^\r]*)", known[0])
+            assert etag is not None
+            for said in (f"W/{etag[1].decode()}", etag[1].decode(), '"other"'):
+                for condition in ("if-match", "if-none-match"):
+                    asked = Asked("HEAD", "d/a", {condition: said})
+                    for _ in range(4):
+                        raw = head_of(asked, both.keyring.secrets["ALL"], both.clock.now())
+                        await both.compare(raw, "slow")
+
+    asyncio.run(scenario())
 
 
 def test_a_draining_server_goes_the_whole_way(tmp_path: Path) -> None:
