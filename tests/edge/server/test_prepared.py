@@ -26,9 +26,11 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.blocks.reading import sources
 from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
+from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
 from gateway.edge.server.prepared import PreparedRequests
 from gateway.metadata.entries import object_head
@@ -226,12 +228,18 @@ async def pair(directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = 
         for key in FIXED_KEYS:
             gateway.origin.put("bucket", key, rng.randbytes(rng.choice(sizes)), {"content-type": "image/jpeg"})
         await freeze(gateway, "v1", "s3://bucket/s/")
-        app = gateway.app
-        log = structlog.get_logger("forebay.requests").bind()
-        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
-        async with serving(app, prepared=prepared) as fast, serving(app) as slow:
-            yield Pair(gateway, clock, keyring, fast, slow)
-        prepared.close()  # nothing is kept back that was counted
+        async with both_ports(gateway, clock, keyring) as both:
+            yield both
+
+
+@asynccontextmanager
+async def both_ports(gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring) -> AsyncIterator[Pair]:
+    app = gateway.app
+    log = structlog.get_logger("forebay.requests").bind()
+    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
+    async with serving(app, prepared=requests) as fast, serving(app) as slow:
+        yield Pair(gateway, clock, keyring, fast, slow)
+    requests.close()  # nothing is kept back that was counted
 
 
 def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
@@ -372,13 +380,13 @@ def test_both_ways_say_the_same(tmp_path: Path) -> None:
     """Whatever is asked, and whatever happens in between; and what is prepared is used."""
     before = prepared_share()
     seen = asyncio.run(history(tmp_path, STEPS, SEED))
-    prepared, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
-    print(f"seed {SEED}: {dict(seen)}, prepared {prepared:.0f} of {hits:.0f} on both ports")
+    short, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
+    print(f"seed {SEED}: {dict(seen)}, prepared {short:.0f} of {hits:.0f} on both ports")
     assert seen["200"] > STEPS / 10
     assert seen["206"] > STEPS / 20
     assert min(seen["304"], seen["412"], seen["403"]) > 0
     assert seen["mutated"] > STEPS / 50
-    assert prepared > 0.05 * hits, (prepared, hits)
+    assert short > 0.05 * hits, (short, hits)
 
 
 def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path) -> None:
@@ -404,23 +412,17 @@ LARGE_BYTES = 16 * 1024 * 1024
 async def large_and_prepared(directory: Path) -> AsyncIterator[tuple[Pair, bytes]]:
     """With an object that no socket's buffers take at once, asked for so often that its answer is prepared."""
     clock, keyring = SetClock(), ChangingKeyring()
-    block_size_bytes = LARGE_BYTES
     async with gateway_app(
-        directory, slots=SLOTS, clock=clock, keyring=keyring, block_size_bytes=block_size_bytes
+        directory, slots=SLOTS, clock=clock, keyring=keyring, block_size_bytes=LARGE_BYTES
     ) as gateway:
         content = random.Random(1).randbytes(LARGE_BYTES)
         gateway.origin.put("bucket", "d/large", content)
-        app = gateway.app
-        log = structlog.get_logger("forebay.requests").bind()
-        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
-        async with serving(app, prepared=prepared) as fast, serving(app) as slow:
-            both = Pair(gateway, clock, keyring, fast, slow)
+        async with both_ports(gateway, clock, keyring) as both:
             for _ in range(4):
                 answer = await both.settled(both.ask(Asked("GET", "d/large", {}), "fast"))
                 assert answer is not None
                 assert answer[1] == content
             yield both, content
-        prepared.close()
 
 
 def counted(status: str) -> tuple[float, float]:
@@ -561,5 +563,56 @@ def test_a_draining_server_goes_the_whole_way(tmp_path: Path) -> None:
             await wire.say(head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now()))
             answer = await wire.answer()
             assert (answer.headers["connection"], answer.body) == ("close", content)
+
+    asyncio.run(scenario())
+
+
+def prepared_of(both: Pair) -> PreparedRequests:
+    found = both.fast.server._prepared
+    assert found is not None
+    return found
+
+
+def test_what_cannot_be_prepared_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first time, then at the 2nd, 3rd, 5th, 9th and 17th: a strict slot costs nothing in the end."""
+    tried: list[int] = []
+    asks: list[None] = []
+    monkeypatch.setattr(PreparedRequests, "_prepared", lambda *_: tried.append(len(asks)))
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            await both.ask(Asked("GET", "d/a", {}), "fast")  # the head is learned
+            for _ in range(20):
+                asks.append(None)
+                await both.ask(Asked("GET", "x/a", {}), "fast")
+
+    asyncio.run(scenario())
+    assert tried == [2, 3, 5, 9, 17]
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of paths that are asked for, answers, and blocks; a path that no key has is not kept at all."""
+    monkeypatch.setattr(prepared, "_ASKED_MAX", 3)
+    monkeypatch.setattr(prepared, "_OBJECTS_MAX", 2)
+    monkeypatch.setattr(sources, "HELD_EXTENTS_MAX", 2)
+    monkeypatch.setattr(sources, "HELD_IDS_MAX", 1)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(3 * BLOCK_SIZE_BYTES,)) as both:
+            kept, tools = prepared_of(both), both.gateway.blocks._tools
+            for key in ("d/a", "d/b c", "t/a", "d/a"):
+                for first in (0, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES):
+                    asked = Asked("GET", key, {"range": f"bytes={first}-{first + 9}"})
+                    for _ in range(3):
+                        await both.settled(both.ask(asked, "fast"))
+                    assert len(kept._asked) <= 3
+                    assert len(kept._objects) <= 2
+                    assert len(tools.held_extents) <= 2
+            assert kept._objects
+            assert all(len(known.read._blocks._ids) <= 1 for known in kept._objects.values())
+            assert tools.held_extents
+            asked_before = dict(kept._asked)
+            await both.ask(Asked("GET", "n" * 4000, {"range": "bytes=0-9"}), "fast")
+            assert kept._asked == asked_before
 
     asyncio.run(scenario())
