@@ -73,20 +73,6 @@ def run(scenario: Callable[[], Any]) -> None:
     asyncio.run(scenario())
 
 
-@pytest.fixture
-def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were verified, once for each time."""
-    seen: list[str] = []
-    verify = BlockFile.verify
-
-    def noting(file: BlockFile, extent: Any, position: int, count: int) -> None:
-        seen.append(extent.file)
-        verify(file, extent, position, count)
-
-    monkeypatch.setattr(BlockFile, "verify", noting)
-    return seen
-
-
 def test_the_next_block_is_verified_while_the_client_has_this_one(tmp_path: Path, verified: list[str]) -> None:
     """Every block is verified once, and the next one without being asked for."""
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.layout import Extent
 from gateway.objects import FileSpan, ObjectVersion
 from tests.support.blocks import MIB, block_files, bytes_of, content_of, make_origin, open_cache, stored, take, whole
 
@@ -26,20 +24,6 @@ def told(tmp_path: Path) -> None:
         file.write(bytes(MIB))
         if not Residency().unwritten(file.fileno(), 0, MIB):
             pytest.skip("this system does not tell what waits to be written")
-
-
-@pytest.fixture
-def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were read and checked, once for each time."""
-    calls: list[str] = []
-    verify = BlockFile.verify
-
-    def verify_and_tell(file: BlockFile, extent: Extent, position: int, count: int) -> None:
-        calls.append(extent.file)
-        verify(file, extent, position, count)
-
-    monkeypatch.setattr(BlockFile, "verify", verify_and_tell)
-    return calls
 
 
 def written_back(path: Path) -> None:
