@@ -90,6 +90,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
 	$(call part,transparency,FOREBAY_TRANSPARENCY_HISTORIES=10000 FOREBAY_TRANSPARENCY_SEED=$(SEED),--timeout=7200 tests/scenarios/test_transparency_random.py -k many)
 	$(call part,prepared,FOREBAY_PREPARED_STEPS=1000000 FOREBAY_PREPARED_SEED=$(SEED),-s --timeout=36000 tests/edge/server/test_prepared.py -k both_ways)
+	$(call part,mutated-heads,FOREBAY_HEAD_MUTATIONS=10000000 FOREBAY_HEAD_SEED=$(SEED) FOREBAY_HEAD_RECORD=$(DONE).mutated-heads,-s --timeout=36000 tests/edge/server/test_mutated_heads.py)
 	$(call part,large-objects,FOREBAY_LARGE_GIB=10,tests/scenarios/test_large_objects.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,block-kills,FOREBAY_BLOCK_KILLS=300,tests/blocks/test_processes.py)
@@ -105,7 +106,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
 	$(call part,gateway-power-cuts,FOREBAY_GATEWAY_POWER_CUTS=300 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_gateway_power_cuts.py)
 	$(call part,buffer-power-cuts,FOREBAY_POWER_CUTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_buffer_power_cuts.py)
-	@rm -rf $(DONE) $(DONE).kill-points $(DONE).simulation && echo "campaign: all parts passed"
+	@rm -rf $(DONE) $(DONE).kill-points $(DONE).mutated-heads $(DONE).simulation && echo "campaign: all parts passed"
 
 # A part that has passed with this seed is not run again; one that fails says how to go on from it.
 define part

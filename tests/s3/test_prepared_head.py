@@ -1,4 +1,5 @@
-"""Heads that are compared with pieces say what the same heads say that are parsed, and nothing that those do not."""
+"""Heads that are compared with pieces say what the same heads say that are parsed (`edge/server/test_mutated_heads.py`:
+and nothing that those do not)."""
 
 from __future__ import annotations
 
@@ -140,37 +141,6 @@ def test_what_is_known_says_the_same(client: Client, asked: list[tuple[str, str,
     known = [gateway.check(head) for head in heads[1:]]
     plain = [not set("#") & set(key) for key, *_ in asked[1:]]
     assert all(was or not could for was, could in zip(known, plain, strict=True))
-
-
-@given(CLIENTS, KEYS, st.data())
-def test_what_is_changed_gets_no_more_than_the_whole_way_gives(client: Client, key: str, data: st.DataObject) -> None:
-    """Bytes of a head changed, taken away, doubled, fields moved, written otherwise: refused, or understood alike."""
-    gateway = Gateway()
-    now = gateway.clock.now()
-    gateway.learn(client.head(now, "first", more={"range": "bytes=0-9"}))
-    raw = client.head(now + 1, key, more={"range": "bytes=10-19"})
-    kind = data.draw(st.sampled_from(["flip", "insert", "delete", "move", "double", "case", "secret", "old"]))
-    at = data.draw(st.integers(0, len(raw) - 1))
-    line, *fields = raw.split(b"\r\n")
-    fields, number = fields[:-2], data.draw(st.integers(0, len(fields) - 3))
-    if kind == "flip":
-        raw = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
-    elif kind == "insert":
-        raw = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at:]
-    elif kind == "delete":
-        raw = raw[:at] + raw[at + 1 :]
-    elif kind == "move":
-        raw = b"\r\n".join([line, fields.pop(number), *fields, b"", b""])
-    elif kind == "double":
-        raw = b"\r\n".join([line, *fields, fields[number], b"", b""])
-    elif kind == "case":
-        raw = raw[:at] + raw[at : at + 1].swapcase() + raw[at + 1 :]
-    elif kind == "secret":
-        raw = Client(client.order, client.is_lower, client.signs_all, "another").head(now, key)
-    else:
-        raw = client.head(now - data.draw(st.integers(895, 905)), key, more={"range": "bytes=0-9"})
-    if raw.endswith(b"\r\n\r\n") and raw.count(b"\r\n\r\n") == 1:
-        gateway.check(raw)
 
 
 @pytest.mark.parametrize("change", ["rotated", "revoked"])
