@@ -162,7 +162,7 @@ class BlockDirectory:
         self.store.write(opened, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
-        record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
+        record = BlockRecord(block.id, extent)
         return extent if self.commit(filled.reservation, [record]) else None
 
     def discard(self, reservation: Reservation) -> None:

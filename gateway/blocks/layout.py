@@ -162,8 +162,11 @@ def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: i
 
 def data_offset(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
     """Where the block's bytes begin behind the start of its header: known before the first byte has come."""
-    end = _FIXED.size + sum(map(len, _identity(block))) + chunk_count(block.length) * _CRC.size + _CRC.size
-    return aligned(end, alignment_bytes)
+    return _data_offset(sum(map(len, _identity(block))), block.length, alignment_bytes)
+
+
+def _data_offset(identity_bytes: int, length: int, alignment_bytes: int) -> int:
+    return aligned(_FIXED.size + identity_bytes + chunk_count(length) * _CRC.size + _CRC.size, alignment_bytes)
 
 
 def checksums_offset(block: Block) -> int:
@@ -202,7 +205,7 @@ def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     fixed = _FIXED.pack(
         _MAGIC,
         FORMAT_VERSION,
-        data_offset(block, alignment_bytes),
+        _data_offset(len(bucket) + len(key) + len(etag), block.length, alignment_bytes),
         CHUNK_BYTES,
         block.version.size_bytes,
         block.offset,
@@ -216,9 +219,9 @@ def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
 
 def pack_header(block: Block, chunk_checksums: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """The header, padded with zeros to where the data begins."""
-    start = data_offset(block, alignment_bytes)
     covered = b"".join((_MAGIC, beginning(block, alignment_bytes), chunk_checksums))
-    return (covered + _CRC.pack(checksums.crc32c(covered))).ljust(start, b"\0")
+    header = covered + _CRC.pack(checksums.crc32c(covered))
+    return header.ljust(aligned(len(header), alignment_bytes), b"\0")
 
 
 def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
@@ -286,7 +289,6 @@ class BlockRecord:
     """What the index knows of one block."""
 
     block_id: bytes
-    object_id: bytes
     extent: Extent
 
 

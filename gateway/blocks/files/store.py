@@ -92,8 +92,8 @@ def place(file: str, start: int, blocks: Sequence[SmallBlock]) -> Placed:
         header = layout.pack_header(small.block, packed, ALIGNMENT_BYTES)
         buffers += (header, small.content, _PADDING[: -len(small.content) % ALIGNMENT_BYTES])
         extent = Extent(file, start + len(header), small.block.length, packed)
-        records.append(BlockRecord(small.block.id, layout.object_id(small.block.version.key), extent))
-        start += small.record_bytes
+        records.append(BlockRecord(small.block.id, extent))
+        start += len(header) + layout.aligned(small.block.length, ALIGNMENT_BYTES)
     return Placed(buffers, records, start)
 
 
@@ -123,8 +123,8 @@ def _header(descriptor: int, position: int) -> bytes:
 
 
 def _checksums(content: memoryview) -> bytes:
-    chunks = (content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
-    return b"".join(checksums.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little") for chunk in chunks)
+    found = [checksums.crc32c(content[start : start + CHUNK_BYTES]) for start in range(0, len(content), CHUNK_BYTES)]
+    return b"".join([checksum.to_bytes(CHECKSUM_BYTES, "little") for checksum in found])
 
 
 _log = structlog.get_logger("forebay.cache")

@@ -59,7 +59,7 @@ def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecor
     whole = list(_whole_blocks(offered, block_size_bytes))
     if not whole:
         return
-    object_id, known = layout.object_id(offered.version.key), offered.checksums() if offered.checksums else b""
+    known = offered.checksums() if offered.checksums else b""
     descriptor = os.open(offered.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_size < offered.size_bytes:
@@ -67,7 +67,7 @@ def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecor
         for block in whole:
             start = block.offset - offered.offset
             packed = _known(known, start, block) or _computed(descriptor, start, block)
-            yield BlockRecord(block.id, object_id, Extent("", start, block.length, packed))
+            yield BlockRecord(block.id, Extent("", start, block.length, packed))
     finally:
         os.close(descriptor)
 

@@ -457,7 +457,7 @@ class BlockIndex:
     def try_writing(self) -> None:
         """Have the index take as much as a batch of blocks needs, and give it back."""
         gone = Extent(secrets.token_hex(16), 0, 0, b"")
-        rows = [BlockRecord(secrets.token_bytes(32), b"", gone) for _ in range(TRIED_ROWS)]
+        rows = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
         with self.writing() as transaction:
             transaction.put_rows(rows)
         with self.writing() as transaction:

@@ -20,7 +20,6 @@ from gateway.blocks import layout
 from gateway.blocks.index.policies import POLICIES, Queue, SlotAccount
 from gateway.blocks.layout import (
     FILE_KEY_BYTES,
-    OBJECT_ID_BYTES,
     BlockRecord,
     Extent,
     FileRecord,
@@ -322,7 +321,7 @@ class IndexTransaction:
         if packed is None or packed[layout.QUEUE_OFFSET] == Queue.EVICTED:
             return None
         extent: Extent = layout.unpack_extent(row, packed)
-        return BlockRecord(block_id, block_id[-OBJECT_ID_BYTES:], extent), layout.unpack_file(packed)
+        return BlockRecord(block_id, extent), layout.unpack_file(packed)
 
     # The queues: what policies see and change.
 

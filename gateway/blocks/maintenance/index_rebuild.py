@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.store import ScannedFile
 from gateway.blocks.index.index import BlockIndex, PinnedPrefixes
@@ -119,7 +118,7 @@ class _Step:
         return superfluous
 
     def _records(self, file: ScannedFile) -> list[BlockRecord]:
-        return [BlockRecord(block.id, block.id[-layout.OBJECT_ID_BYTES :], extent) for block, extent in file.blocks]
+        return [BlockRecord(block.id, extent) for block, extent in file.blocks]
 
     def _put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
         if not file.blocks:
