@@ -345,12 +345,14 @@ class HitTally:
     `lay` adds them to what all processes count.
     """
 
-    __slots__ = ("_buckets", "_count", "_seconds", "_sent_bytes", "operation", "slot", "status")
+    __slots__ = ("_buckets", "_count", "_seconds", "_sent_bytes", "is_known", "operation", "slot", "status")
 
-    def __init__(self, operation: str, slot: str, status: str) -> None:
+    def __init__(self, operation: str, slot: str, status: str, *, is_known: bool) -> None:
+        """`is_known`: the catalog has answered; else the origin has been asked about each."""
         self.operation = operation
         self.slot = slot
         self.status = status
+        self.is_known = is_known
         self._begin()
 
     def _begin(self) -> None:
@@ -372,7 +374,8 @@ class HitTally:
         REQUESTS.add(self._count, self.operation, self.slot, self.status, "hit")
         PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
         REQUEST_SECONDS.add(self._buckets, self._seconds, self.operation)
-        CATALOG_LOOKUPS.add(self._count, self.slot, "hit")
+        if self.is_known:
+            CATALOG_LOOKUPS.add(self._count, self.slot, "hit")
         if self._sent_bytes:
             SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
             CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)

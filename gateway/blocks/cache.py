@@ -134,12 +134,16 @@ class BlockCache:
 
         None when somebody does, and when blocks of the object are here.
         """
-        object_id = layout.object_id(key)
+        if self.has_blocks_of(key):
+            return None
+        return self._tools.unpinned_gets.begin(layout.object_id(key), offset, headers)
+
+    def has_blocks_of(self, key: ObjectKey) -> bool:
+        """Whether blocks of any version of an object are here, or that cannot be said."""
         try:
-            known = self._tools.directory.index.has_object(object_id)
+            return self._tools.directory.index.has_object(layout.object_id(key))
         except StoreUnavailable:
-            known = True
-        return None if known else self._tools.unpinned_gets.begin(object_id, offset, headers)
+            return True
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""

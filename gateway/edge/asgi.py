@@ -26,7 +26,7 @@ from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
-from gateway.edge.server.prepared import LEARN
+from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
@@ -352,6 +352,8 @@ class S3App:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
         record = RequestRecord(scope["raw_path"])
+        if TOLD in scope:
+            record.started = scope[TOLD].began
         try:
             answer = self._perform(record, scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
@@ -472,6 +474,8 @@ class S3App:
         context = record.context = RequestContext(
             self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential
         )
+        if TOLD in scope:
+            context.told = scope[TOLD]
         return perform(context)
 
     def _caller(self, request: S3Request) -> Caller | Response:

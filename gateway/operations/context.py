@@ -14,14 +14,14 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway import cancellation
 from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
-from gateway.metadata.catalog import Catalog
+from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.origin.client import Origin
@@ -282,6 +282,13 @@ class AppContext:
     """There may be acknowledged writes on this node's disk, and it cannot be used."""
 
 
+class Told(NamedTuple):
+    """What the origin has said of an object, or why it has not, to a request that began then (`time.perf_counter`)."""
+
+    outcome: ObjectHead | Exception | None
+    began: float
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One authenticated request on its way to an answer.
@@ -291,7 +298,8 @@ class RequestContext:
     belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
     which what is scarce is shared out. `not_absorbed` is why a write goes through where the slot writes back: it
     becomes the `x-forebay-not-absorbed` header of whatever is answered. `made_of` are the ETags of the parts that a
-    CompleteMultipartUpload lists, once it is read.
+    CompleteMultipartUpload lists, once it is read. `told` is what the origin has said already, since the request came,
+    of the object that it reads: good for one answer.
     """
 
     services: AppContext
@@ -304,6 +312,7 @@ class RequestContext:
     credential: str = "anonymous"
     not_absorbed: str | None = None
     made_of: Sequence[str] = ()
+    told: Told | None = None
 
     @property
     def object_key(self) -> ObjectKey:

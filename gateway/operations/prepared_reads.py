@@ -2,21 +2,30 @@
 
 A `PreparedRead` compares what an answer hangs on with what it was, and gives head and span of the answer. It answers
 what `read_object` answers at once, to the byte; whatever else is asked of it, it leaves to that.
+
+In a `strict` slot the origin is asked about each GET, as `read_object` asks it (`StrictRead`). What it says is
+compared with what it said last, and only ids of its answers may differ; else all is worked out anew. What it said is
+handed to `read_object` where that has to answer after all: the origin is not asked again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.reading.sources import HeldObject, WarmSpan
 from gateway.counting import HitTally
-from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion
+from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.objects import ObjectKey
 from gateway.operations.context import AppContext
-from gateway.operations.read_object import PLAIN_FIELDS, is_cacheable, not_modified_headers
+from gateway.operations.read_object import (
+    PLAIN_FIELDS,
+    is_cacheable,
+    judged_by_the_origin,
+    not_modified_headers,
+)
 from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders
 from gateway.s3.requests import Operation, S3Request
@@ -25,8 +34,11 @@ _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
 _STRONG_ETAG = re.compile(rb'"[!#-+\--~]*"')
 """One strong ETag; lists, weak ones and `*` are not looked at here."""
 
-TallyOf = Callable[[Operation, str, str], HitTally]
+TallyOf = Callable[[Operation, Slot, str], HitTally]
 """Who counts answers of an operation in a slot with a status."""
+
+_OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
+"""Fields of the origin's answers that are others each time. Clients get one of them, under another name."""
 
 
 class PreparedAnswer(NamedTuple):
@@ -62,7 +74,7 @@ class PreparedRead:
         self._whole, self._part = head.of_whole.lines, head.of_range.lines
         self._not_modified = EncodedHeaders.of(not_modified_headers(head)).lines + b"\r\n"
         self._of_whole, self._of_part, self._of_unchanged = (
-            tally(operation, slot.name, status) for status in ("200", "206", "304")
+            tally(operation, slot, status) for status in ("200", "206", "304")
         )
 
     def is_pending(self) -> bool:
@@ -107,6 +119,128 @@ class PreparedRead:
         return PreparedAnswer(self._of_part, self._part, lengths, span)
 
 
+class _Told(NamedTuple):
+    """What the origin has said of an object: `fixed`, but for what is another in each of its answers.
+
+    `identity` is what the head of an answer ends with that says which of the origin's answers it is made of. No `read`:
+    what it says is for `read_object`.
+    """
+
+    fixed: Sequence[tuple[str, str]]
+    identity: bytes
+    read: PreparedRead | None
+
+
+class StrictRead:
+    """GET of one object of a `strict` slot. Made by `prepare_read`."""
+
+    def __init__(self, services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, tally: TallyOf) -> None:
+        self._services = services
+        self._request = request
+        self._key = key
+        self.slot = slot
+        self._tally = tally
+        self._headers = judged_by_the_origin(request)
+        self.latest: _Told | None = None
+        """What the origin has said last."""
+
+    def is_pending(self) -> bool:
+        """As of `PreparedRead`."""
+        buffer = self._services.writeback
+        return buffer is not None and buffer.may_be_pending(self._key)
+
+    def holds(self) -> bool:
+        """As of `PreparedRead`: the origin is asked."""
+        return True
+
+    def question(self, values: Values) -> PreparedQuestion | None:
+        """To be asked before the answer is given; None: `read_object` is to be asked, and knows what to ask."""
+        latest = self.latest
+        answer = latest.read.answer(*values) if latest is not None and latest.read is not None else None
+        return PreparedQuestion(self, latest, answer, values) if answer is not None or latest is None else None
+
+    async def ask(self) -> ObjectHead:
+        """What the origin says now. Raises as `Catalog.ask`."""
+        return await self._services.catalog.ask(self._key, self.slot, headers=self._headers)
+
+    def learn(self, head: ObjectHead, fixed: Sequence[tuple[str, str]], identity: bytes) -> _Told:
+        """The origin says something else than it did last."""
+        held = HeldVersion(head, _always)
+        read = _read(self._services, self._request, self._key, self.slot, held, self._tally)
+        self.latest = _Told(fixed, identity, read)
+        return self.latest
+
+
+Values = tuple[bytes | None, bytes | None, bytes | None]
+"""Of Range, If-Match and If-None-Match."""
+
+
+class PreparedQuestion:
+    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all."""
+
+    __slots__ = ("_answer", "_known", "_values", "read", "told")
+
+    def __init__(self, read: StrictRead, known: _Told | None, answer: PreparedAnswer | None, values: Values) -> None:
+        self.read = read
+        self._known = known
+        self._answer = answer
+        self._values = values
+        self.told: ObjectHead | Exception | None = None
+        """What has come of the question."""
+
+    async def ask(self) -> PreparedAnswer | None:
+        """The answer by what the origin says; None: `read_object` is to go on from what was `told`."""
+        try:
+            head = self.told = await self.read.ask()
+        except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
+            self.told = error
+            return None
+        fixed, identity = _fixed(head), _identity(head)
+        known, answer = self._known, self._answer
+        if known is None or known.fixed != fixed:
+            self.close()
+            known = self.read.latest
+            if known is None or known.fixed != fixed:
+                known = self.read.learn(head, fixed, identity)
+            answer = known.read.answer(*self._values) if known.read is not None else None
+        elif answer is not None and not _is_intact(answer.span):
+            return None
+        if answer is None:
+            return None
+        if identity != known.identity and answer.before:
+            answer = answer._replace(before=answer.before.removesuffix(known.identity) + identity)
+        self._answer = answer
+        return answer
+
+    def close(self) -> None:
+        """The answer is not sent. Idempotent."""
+        answer, self._answer = self._answer, None
+        if answer is not None and answer.span is not None:
+            answer.span.close()
+
+
+def _is_intact(span: WarmSpan | None) -> bool:
+    """Whether bytes are still as they were when they were found."""
+    return span is None or span.intact(span.span.offset, span.span.count)
+
+
+def _always() -> bool:
+    """The origin says it, which is asked each time."""
+    return True
+
+
+def _fixed(head: ObjectHead) -> Sequence[tuple[str, str]]:
+    return [(name, "" if name in _OF_ONE_ANSWER else value) for name, value in head.headers.items()]
+
+
+def _identity(head: ObjectHead) -> bytes:
+    """How `ObjectHead.of_whole` and `of_range` end."""
+    request_id = head.headers.get("x-amz-request-id")
+    if request_id is None:
+        return b""
+    return b"x-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
+
+
 def is_plain(request: S3Request) -> bool:
     """Whether a request asks for bytes or metadata of an object's current version, and nothing else."""
     if request.method not in ("GET", "HEAD") or not PLAIN_FIELDS.issuperset(request.headers):
@@ -114,12 +248,12 @@ def is_plain(request: S3Request) -> bool:
     return request.headers.get(CHECKSUM_MODE, "ENABLED").upper() == "ENABLED"
 
 
-def wants_checksums(request: S3Request) -> bool:
-    """Whether checksums of the object are to be told, where a request is plain."""
-    return CHECKSUM_MODE in request.headers
+def checksum_mode(request: S3Request) -> str | None:
+    """How checksums of the object are asked for, where a request is plain."""
+    return request.headers.get(CHECKSUM_MODE)
 
 
-def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | None:
+def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
     """GET or HEAD of an object, whose caller may read it; None: of something else, or not known and fresh."""
     operation, bucket, name = request.operation, request.bucket, request.key
     if operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT) or bucket is None or name is None:
@@ -129,13 +263,25 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if services.writeback is not None and services.writeback.may_be_pending(key):
         return None
-    held = _held(services, key, slot, with_checksums=wants_checksums(request))
-    if held is None or not held.head.version.size_bytes or not is_cacheable(request, held.head):
+    if slot.consistency == "strict":
+        # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.
+        is_asked_first = operation is Operation.GET_OBJECT and services.blocks.has_blocks_of(key)
+        return StrictRead(services, request, key, slot, tally) if is_asked_first else None
+    held = _held(services, key, slot, with_checksums=CHECKSUM_MODE in request.headers)
+    return _read(services, request, key, slot, held, tally) if held is not None else None
+
+
+def _read(
+    services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, held: HeldVersion, tally: TallyOf
+) -> PreparedRead | None:
+    """Reads of a version; None: of one that `read_object` looks at more closely."""
+    head = held.head
+    if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not is_cacheable(request, head):
         return None
-    if not _STRONG_ETAG.fullmatch(held.head.version.etag.encode("latin-1")):
+    if not _STRONG_ETAG.fullmatch(head.version.etag.encode("latin-1")):
         return None
-    blocks = services.blocks.held_object(held.head.version, slot.name)
-    return PreparedRead(services, key, operation, slot, held, blocks, tally)
+    blocks = services.blocks.held_object(head.version, slot.name)
+    return PreparedRead(services, key, request.operation, slot, held, blocks, tally)
 
 
 def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:

@@ -23,7 +23,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from uvicorn.server import ServerState
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import LEARN, ConnectionHeads, PreparedRequests
+from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
@@ -49,6 +49,8 @@ from gateway.edge.server.response import STEP_BYTES, WriteWatch, refusal_bytes, 
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import S3Error
 from gateway.objects import PinnedFileSpan
+from gateway.operations.context import Told
+from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error
 
 FIRST_BYTE_SECONDS = 1.0
@@ -435,12 +437,12 @@ class S3Protocol(S3Connection):
     # What need not go the whole way
 
     def _is_prepared(self, head: bytes) -> bool:
-        """Whether a request was answered by what is prepared; a file that the kernel does not take all of goes on in a
-        task."""
-        heads, prepared, wire = self._prepared_heads, self._prepared, self.wire
-        if heads is None or prepared is None or wire is None or self._received or self.flow.write_paused:
+        """Whether a request was answered by what is prepared, or is about to be: when the origin has said what it is
+        asked about it, or when a file is sent that the kernel does not take all of, which goes on in a task."""
+        heads, prepared = self._prepared_heads, self._prepared
+        if heads is None or prepared is None or self._received or not self._may_send_now():
             return False
-        if self.shared.draining or len(head) > self.limits.max_header_bytes or self.transport.get_write_buffer_size():
+        if self.shared.draining or len(head) > self.limits.max_header_bytes:
             return False
         began = time.perf_counter()
         try:
@@ -451,21 +453,64 @@ class S3Protocol(S3Connection):
         if answer is None:
             return False
         self._forget_head()
+        if isinstance(answer, Question):
+            cycle = self._prepared_cycle("GET")
+            self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
+            return True
+        rest = self._send_prepared(prepared, answer, began)
+        if rest is None:
+            self._next_request()
+        else:
+            cycle = self._prepared_cycle("HEAD" if answer.span is None else "GET")
+            cycle.response_started = True  # nothing else is said meanwhile
+            self._start_task(cycle, rest(cycle))
+        return True
+
+    def _may_send_now(self) -> bool:
+        """Whether the kernel is the only one that bytes may wait for."""
+        return self.wire is not None and not self.flow.write_paused and not self.transport.get_write_buffer_size()
+
+    def _prepared_cycle(self, method: str) -> RequestCycle:
+        self._deadline, self._input = None, _SUCCESSOR
+        scope = {**self._connection_scope, "http_version": "1.1", "method": method}
+        self.cycle = cycle = RequestCycle(scope, self, NO_BODY, True, False)
+        return cycle
+
+    def _send_prepared(
+        self, prepared: PreparedRequests, answer: PreparedAnswer, began: float
+    ) -> Callable[[RequestCycle], Awaitable[None]] | None:
+        """Send what the kernel takes at once; what sends the rest, None where there is none."""
+        wire = self.wire
         request_id, before = prepared.begin(answer)
         lines, span = before + self.shared.default_lines + answer.behind, answer.span
-        lines_sent, sent_bytes = _send_now(wire, lines, span)
+        lines_sent, sent_bytes = _send_now(wire, lines, span) if wire is not None else (0, 0)
         if lines_sent == len(lines) and (span is None or sent_bytes == span.span.count):
             prepared.sent(answer, request_id, began, sent_bytes)
-            self._next_request()
-            return True
-        self._deadline, self._input = None, _SUCCESSOR
-        scope = {**self._connection_scope, "http_version": "1.1", "method": "HEAD" if span is None else "GET"}
-        self.cycle = cycle = RequestCycle(scope, self, NO_BODY, True, False)
-        cycle.response_started = True  # nothing else is said meanwhile
-        rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
-        ending = prepared.go_on(answer, request_id, began, rest, lambda: sent_bytes + cycle.writer.sent_bytes)
-        self._start_task(cycle, ending)
-        return True
+            return None
+
+        def go_on(cycle: RequestCycle) -> Awaitable[None]:
+            rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
+            return prepared.go_on(answer, request_id, began, rest, lambda: sent_bytes + cycle.writer.sent_bytes)
+
+        return go_on
+
+    async def _ask(
+        self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
+    ) -> None:
+        """Ask the origin, and answer by that. What is not prepared goes the whole way then, as do requests whose
+        connection is to end since, or takes nothing: the origin is not asked again there."""
+        answer = await prepared.ask(question, began)
+        if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
+            cycle.response_started = True
+            rest = self._send_prepared(prepared, answer, began)
+            if rest is not None:
+                await rest(cycle)
+            else:
+                cycle.complete()
+            return
+        told = answer if isinstance(answer, Told) else prepared.withdrawn(question, began)
+        cycle.scope = {**request_scope(self._connection_scope, self._heads.parse(head)), TOLD: told}
+        await self.app(cycle.scope, cycle.receive, cycle.send)
 
     def _feed_body(self, data: bytes) -> None:
         cycle = self._current()

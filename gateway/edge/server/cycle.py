@@ -329,7 +329,7 @@ class RequestCycle:
                 finally:
                     response.sent_bytes = self.writer.sent_bytes
             if response.body is not None:
-                self._complete()
+                self.complete()
             return
         if kind == "http.response.start":
             if self.response_started:
@@ -350,7 +350,7 @@ class RequestCycle:
         else:
             raise RuntimeError(f"unknown message {kind}")
         if not more_body:
-            self._complete()
+            self.complete()
 
     async def go_on(self, lines: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
         """Send what is left of a response that was begun past this: of its head, and behind the first `sent_bytes` of
@@ -365,7 +365,7 @@ class RequestCycle:
         else:
             rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
             await self.writer.write_file(rest, more_body=False, is_fresh=False)
-        self._complete()
+        self.complete()
 
     @property
     def abandoned(self) -> bool:
@@ -415,7 +415,8 @@ class RequestCycle:
         self.waiting_for_100_continue = False
         self.response_started = True
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """All of the response is sent."""
         self.response_complete = True
         if self._event is not None:
             self._event.set()

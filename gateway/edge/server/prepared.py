@@ -25,14 +25,26 @@ from gateway.counting import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, Re
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.context import AppContext
-from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead, is_plain, prepare_read, wants_checksums
-from gateway.policy.slots import Grant
+from gateway.operations.context import AppContext, Told
+from gateway.operations.prepared_reads import (
+    PreparedAnswer,
+    PreparedQuestion,
+    PreparedRead,
+    StrictRead,
+    checksum_mode,
+    is_plain,
+    prepare_read,
+)
+from gateway.origin.client import ACCOUNT
+from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 
 LEARN = "forebay.learn_head"
 """In the scope of ASGI: takes (request, caller) of a head that was parsed."""
+
+TOLD = "forebay.told"
+"""And `Told`, where the origin has been asked for the request already."""
 
 _HEADS_MAX = 1024
 """Kinds of heads that a process keeps, some 4 KiB each: a few of each client, day and credential."""
@@ -63,7 +75,15 @@ class _Known(NamedTuple):
     """An object as a caller may read it."""
 
     grant: Grant
-    read: PreparedRead
+    read: PreparedRead | StrictRead
+
+
+class Question(NamedTuple):
+    """A request that is answered when the origin has said what it says of its object now."""
+
+    prepared: PreparedQuestion
+    access_key_id: str
+    place: object
 
 
 class PreparedRequests:
@@ -107,13 +127,13 @@ class PreparedRequests:
         put_first(self.latest, head)
         return head
 
-    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | None:
-        """The answer to a request with these values; None: it is to go the whole way."""
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
+        """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
         of_first, authorization = head.request, head.authorization
         who = authorization.access_key_id if authorization is not None else None
-        place = who, of_first.host, of_first.method, wants_checksums(of_first), values.raw_path
+        place = who, of_first.host, of_first.method, checksum_mode(of_first), values.raw_path
         known = self._objects.get(place)
         if known is None and not self._is_worth_it(place):
             return None
@@ -126,8 +146,44 @@ class PreparedRequests:
             known = self._learned(place, head, values, key)
             if known is None:
                 return None
-        match, other = head.value("if-match", values), head.value("if-none-match", values)
-        return known.read.answer(head.value("range", values), match, other)
+        read = known.read
+        said = head.value("range", values), head.value("if-match", values), head.value("if-none-match", values)
+        if isinstance(read, PreparedRead):
+            return read.answer(*said)
+        question = read.question(said)
+        return Question(question, key.access_key_id, place) if question is not None else None
+
+    async def ask(self, question: Question, began: float) -> PreparedAnswer | Told:
+        """The answer by what the origin says; else what it has said, for the whole way.
+
+        To be called in a task of the request's own, which ends when the client leaves.
+        """
+        ACCOUNT.set(question.access_key_id)
+        prepared, answer = question.prepared, None
+        self._observer.in_flight(1)
+        try:
+            cancellation.register_request(anywhere=True)
+            answer = await prepared.ask()
+        except (ClientDisconnected, asyncio.CancelledError) as error:
+            is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
+            self._not_answered(prepared.read, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
+            raise
+        except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
+            self._log.exception("what is prepared failed")
+        finally:
+            self._observer.in_flight(-1)
+            if answer is None:
+                prepared.close()
+        if answer is None:
+            self._objects.pop(question.place, None)
+            return Told(prepared.told, began)
+        self._asked[hash(question.place)] = 0
+        return answer
+
+    def withdrawn(self, question: Question, began: float) -> Told:
+        """An answer by what the origin says is not sent: what it has said, for the whole way."""
+        question.prepared.close()
+        return Told(question.prepared.told, began)
 
     def begin(self, answer: PreparedAnswer) -> tuple[str, bytes]:
         """Another request id, and the lines of an answer's head that have it."""
@@ -145,7 +201,7 @@ class PreparedRequests:
         if answer.span is not None:
             answer.span.close()
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally, tally.status, request_id, seconds, sent_bytes)
+            self._tell(tally, tally.status, "hit", request_id, seconds, sent_bytes)
 
     async def go_on(
         self,
@@ -182,19 +238,28 @@ class PreparedRequests:
         if span is not None:
             self._cache.hit_bytes(tally.slot, span.span.count)
             span.close()
-        self._services.catalog.observer.looked_up(tally.slot, "hit")
+        if tally.is_known:
+            self._services.catalog.observer.looked_up(tally.slot, "hit")
         self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally, status, request_id, seconds, sent_bytes)
+            self._tell(tally, status, "hit", request_id, seconds, sent_bytes)
 
-    def _tell(self, tally: HitTally, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
+    def _not_answered(self, read: StrictRead, status: str, seconds: float) -> None:
+        tally = self._tally(Operation.GET_OBJECT, read.slot, status)
+        self._observer.ended(tally.operation, tally.slot, status, None, seconds, 0, 0)
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._tell(tally, status, None, next_request_id(), seconds, 0)
+
+    def _tell(
+        self, tally: HitTally, status: str, cache: str | None, request_id: str, seconds: float, sent_bytes: int
+    ) -> None:
         self._log.debug(
             "request",
             request_id=request_id,
             operation=tally.operation,
             slot=tally.slot,
             status=status,
-            cache="hit",
+            cache=cache,
             seconds=round(seconds, 6),
             sent_bytes=sent_bytes,
             received_bytes=0,
@@ -205,10 +270,11 @@ class PreparedRequests:
         for tally in self._tallies.values():
             tally.lay()
 
-    def _tally(self, operation: Operation, slot: str, status: str) -> HitTally:
-        found = self._tallies.get((operation, slot, status))
+    def _tally(self, operation: Operation, slot: Slot, status: str) -> HitTally:
+        found = self._tallies.get((operation, slot.name, status))
         if found is None:
-            found = self._tallies[operation, slot, status] = HitTally(operation, slot, status)
+            found = HitTally(operation, slot.name, status, is_known=slot.consistency != "strict")
+            self._tallies[operation, slot.name, status] = found
         return found
 
     def _is_worth_it(self, place: object) -> bool:
@@ -225,7 +291,8 @@ class PreparedRequests:
         known = self._prepared(head, values, key)
         if known is None:
             return None
-        self._asked[hash(place)] = 0
+        if isinstance(known.read, PreparedRead):
+            self._asked[hash(place)] = 0
         if len(self._objects) >= _OBJECTS_MAX:
             del self._objects[next(iter(self._objects))]
         self._objects[place] = known
@@ -278,8 +345,8 @@ class ConnectionHeads:
         """Whether heads that were parsed are worth a look."""
         return self._learned < _LEARNED_BY_CONNECTION_MAX
 
-    def answer(self, raw: bytes) -> PreparedAnswer | None:
-        """The answer to a whole head, where it is prepared."""
+    def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
+        """The answer to a whole head, where it is prepared, or what is to be asked before."""
         for number, head in enumerate(self._heads):
             values = head.match(raw)
             if values is not None:
