@@ -148,10 +148,10 @@ class PreparedRequests:
                 return None
         read = known.read
         said = head.value("range", values), head.value("if-match", values), head.value("if-none-match", values)
-        if isinstance(read, PreparedRead):
-            return read.answer(*said)
-        question = read.question(said)
-        return Question(question, key.access_key_id, place) if question is not None else None
+        if isinstance(read, StrictRead):
+            question = read.question(said)
+            return Question(question, key.access_key_id, place) if question is not None else None
+        return read.answer(*said)
 
     async def ask(self, question: Question, began: float) -> PreparedAnswer | Told:
         """The answer by what the origin says; else what it has said, for the whole way.
@@ -291,7 +291,7 @@ class PreparedRequests:
         known = self._prepared(head, values, key)
         if known is None:
             return None
-        if isinstance(known.read, PreparedRead):
+        if not isinstance(known.read, StrictRead):  # that has been worth it when it is answered
             self._asked[hash(place)] = 0
         if len(self._objects) >= _OBJECTS_MAX:
             del self._objects[next(iter(self._objects))]
