@@ -164,6 +164,10 @@ class FetchLocks:
         finally:
             self._unlock(key.set)
 
+    def has(self, key: LockKey) -> bool:
+        """Whether this process has taken a lock, and not given it back; it may have lost it meanwhile."""
+        return key in self._held
+
     def release(self, key: LockKey) -> None:
         """Give a lock back, and tell those who wait. One that this process has lost stays as it is."""
         if key not in self._held:

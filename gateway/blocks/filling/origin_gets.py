@@ -40,7 +40,8 @@ class UnpinnedGet:
     are under way: one is to be held from the question until a fetch has taken the answer, because each answer that
     waits has some of its body in memory.
 
-    To be called `known_empty` where there were no bytes: then the version is asked for first the next time.
+    To be called `known_empty` where there were no bytes: then the version is asked for first the next time; and `whole`
+    where all bytes have come with the version.
     """
 
     locks: FetchLocks
@@ -48,6 +49,7 @@ class UnpinnedGet:
     turns: asyncio.Semaphore
     on_end: Callable[[UnpinnedGet], None]
     known_empty: bool = False
+    whole: bool = False
     _holders: int = 1
 
     def __enter__(self) -> UnpinnedGet:
@@ -78,8 +80,11 @@ class UnpinnedGet:
         return True
 
     def is_over(self) -> None:
-        """Who waits for the version goes on; until the fetch has ended, if there is one, nobody sends such a GET."""
-        if self._holders > 1 and not self.lock.version:
+        """Who waits for the version goes on; until the fetch has ended, if there is one, nobody sends such a GET.
+
+        Where the answer was `whole`, they go on when the fetch has ended: until then they would wait for the bytes.
+        """
+        if self._holders > 1 and not self.lock.version and not self.whole:
             self.becomes(self.lock.of_version(FETCHED))
         self.let_go()
 
@@ -138,7 +143,7 @@ class UnpinnedGets:
     def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """The caller, and nobody else, finds out the version at `offset`; None: somebody does. To be entered."""
         lock = lock_of_place(object_id, offset, headers)
-        taken = lock in self._known_empty or lock in self._own
+        taken = lock in self._known_empty or lock in self._own or self.locks.has(lock)
         if taken or self.locks.take(lock) != self.locks.worker:
             return None
         self._own[lock] = asyncio.Event()

@@ -29,7 +29,7 @@ from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
 from gateway.blocks.files import store
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
-from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
+from gateway.blocks.filling.fetch_locks import LockKey
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import Block, Reservation
@@ -341,8 +341,8 @@ class SmallBlockFetcher:
     def fetch_inline(self, fetch: InflightFetch) -> bool:
         """Do it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
 
-        Then nothing is left but that it be written. The GET's lock, which nobody else can have had meanwhile, becomes
-        the block's, and ends with the fetch.
+        Then nothing is left but that it be written. The GET's lock, which nobody else can have had meanwhile, ends with
+        the fetch.
         """
         response, block = fetch.response, fetch.block
         if response is None or not self.writer.has_room(block.length):
@@ -350,7 +350,7 @@ class SmallBlockFetcher:
         headers, content = response.headers, response.whole(block.range)
         if content is None or not _is_promised(content, headers, block):
             return False
-        response.get.becomes(lock_of_block(block, response.get.lock))
+        response.get.whole = True
         fetch.give(content, block.length)
         self.writer.hold(block.length)
         self._put(fetch, content, self.clock.monotonic())

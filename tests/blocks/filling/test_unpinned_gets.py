@@ -89,6 +89,31 @@ def test_a_look_that_is_over_keeps_others_out_while_its_fill_runs(tmp_path: Path
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_who_waits_for_a_whole_answer_goes_on_when_its_bytes_are_to_be_had(tmp_path: Path, elsewhere: bool) -> None:
+    """Another process waits until the fetch has ended; this one can share it; nobody asks the origin again before."""
+
+    async def scenario() -> None:
+        with two_workers(tmp_path / "c") as (one, two):
+            asking = two if elsewhere else one
+            with looking(one, KEY, 0, {}) as look:
+                assert look is not None
+                look.hold()
+                look.whole = True
+                waiting = asyncio.create_task(two.settled(KEY, 0, {}))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert asking.pending(KEY, 0, {}) is elsewhere
+            with looking(asking, KEY, 0, {}) as second:
+                assert second is None
+            look.let_go()
+            assert await waiting
+            with looking(asking, KEY, 0, {}) as third:
+                assert third is not None
+
+    asyncio.run(scenario())
+
+
 def test_a_fill_that_ends_before_its_look_leaves_nothing(tmp_path: Path) -> None:
     """Small fills end before their first reader has begun to be served."""
 
