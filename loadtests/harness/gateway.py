@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,25 @@ class Gateway:
         return [json.loads(line)["event"] for line in self.process.log.splitlines() if "not in force" in line]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerOf:
+    """The same gateway, by the CPU of its worker alone; `name` is that of a figure."""
+
+    of: Gateway
+    name: str
+
+    @property
+    def url(self) -> str:
+        return self.of.url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.of.address
+
+    def cpu_seconds(self) -> float:
+        return machine.cpu_seconds(self.of.worker_pid)
+
+
 def slot_knows(key: str) -> bool:
     """Whether this version's slots have a setting, by its name in the file."""
     return any(key in (name, one.alias) for name, one in SlotSettings.model_fields.items())
@@ -76,9 +95,12 @@ def gateway(
     cache: Mapping[str, Any] | None = None,
     cores: set[int] | None = None,
     more_slots: Sequence[Mapping[str, Any]] = (),
+    server: Mapping[str, Any] | None = None,
+    before: Callable[[Path], None] | None = None,
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
-    unless `cores` are given. `more_slots` lie beside that one, or within it.
+    unless `cores` are given. `more_slots` lie beside that one, or within it. `before` is given the cache's
+    directory before the gateway is started.
 
     Settings in `slot` that this version does not know are left out.
     """
@@ -87,10 +109,13 @@ def gateway(
     config: dict[str, Any] = {
         "origin": {"endpoint_url": origin.url},
         "cache": {"capacity": capacity, "block_size": block_size} | dict(cache or {}),
+        "server": dict(server or {}),
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known, *more_slots],
     }
     directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
     try:
+        if before is not None:
+            before(directory / "cache")
         with machine.on_cores(cores or machine.server_core()):
             process = GatewayProcess(config, directory=directory / "cache")
             process.__enter__()

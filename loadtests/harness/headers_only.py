@@ -8,9 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from loadtests.harness.content import Family
 from loadtests.harness.reader import WrongAnswer
+from loadtests.harness.signed_requests import Signer
 
 _HEAD_BYTES_MAX = 64 * 1024
+
+
+def signed_heads(address: tuple[str, int], objects: Family) -> list[bytes]:
+    """A HEAD of each object, dated over the last ten minutes: no two in a row alike."""
+    signer, now = Signer("{}:{}".format(*address)), time.time()
+    return [signer.get(objects.path(number), at=now - number % 600, method="HEAD") for number in range(objects.count)]
 
 
 class HeadClient:

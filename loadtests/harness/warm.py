@@ -123,8 +123,8 @@ def fill(contender: Contender, work: Workload) -> None:
     asyncio.run(read())
 
 
-def round_of(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> None:
-    """Send requests for so many seconds and add what that has cost to the result."""
+def round_of(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> int:
+    """Send requests for so many seconds and add what that has cost to the result; how many were answered."""
     before = one.cpu_seconds()
     seen = wrk.run(one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes)
     used = one.cpu_seconds() - before
@@ -132,3 +132,4 @@ def round_of(one: Contender, work: Workload, requests: list[bytes], seconds: flo
     result.with_client_cpu_microseconds[one.name].append((used + seen.cpu_seconds) / seen.requests * 1e6)
     result.requests_per_second[one.name].append(seen.requests_per_second)
     result.p99_milliseconds[one.name].append(seen.p99_seconds * 1e3)
+    return seen.requests
