@@ -32,6 +32,7 @@ import lmdb
 
 from gateway.counting import CatalogMetrics
 from gateway.immutable import immutable
+from gateway.lmdb_commits import last_commit
 from gateway.metadata.entries import (
     EXTRA_BYTES_MAX,
     Entry,
@@ -183,6 +184,7 @@ class CatalogStore:
             engine=OLD_ENGINE,
         )
         self._entries, self._extras, self._versions = tables
+        self._last_commit = last_commit(self._environment)
 
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
@@ -197,7 +199,8 @@ class CatalogStore:
 
     def hold(self, key: ObjectKey) -> HeldEntry | None:
         """The same as `lookup`, for who asks again and again whether it is still so."""
-        record_key = catalog_key(key)
+        record_key, last_commit = catalog_key(key), self._last_commit
+        seen = last_commit()
         record, extra = self._packed(record_key)
         entry = self._unpack(record_key, key, record, extra) if record is not None else None
         if record is None or entry is None:
@@ -205,7 +208,15 @@ class CatalogStore:
         is_current = self._epochs.watch(entry.observed_at, key.bucket, record_key)
 
         def holds() -> bool:
-            return is_current() and self._packed(record_key) == (record, extra)
+            nonlocal seen
+            if not is_current():
+                return False
+            number = last_commit()
+            if number != seen:
+                if self._packed(record_key) != (record, extra):
+                    return False
+                seen = number
+            return True
 
         return HeldEntry(entry, holds) if is_current() else None
 

@@ -28,6 +28,7 @@ from gateway.operations.read_object import (
 )
 from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders
+from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
 
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
@@ -72,6 +73,7 @@ class PreparedRead:
         self._is_head = operation is Operation.HEAD_OBJECT
         self._etag, self._size_bytes = version.etag.encode("latin-1"), version.size_bytes
         self._whole, self._part = head.of_whole.lines, head.of_range.lines
+        self._length = b"content-length: %d\r\n\r\n" % version.size_bytes
         self._not_modified = EncodedHeaders.of(not_modified_headers(head)).lines + b"\r\n"
         self._of_whole, self._of_part, self._of_unchanged = (
             tally(operation, slot, status) for status in ("200", "206", "304")
@@ -86,17 +88,25 @@ class PreparedRead:
         """Whether the version is still the one to answer by."""
         return self._held.holds()
 
+    def _of_all(self) -> PreparedAnswer | None:
+        if self._is_head:
+            return PreparedAnswer(self._of_whole, self._whole, self._length, None)
+        span = self._blocks.span(0, self._size_bytes)
+        return PreparedAnswer(self._of_whole, self._whole, self._length, span) if span is not None else None
+
     def answer(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> PreparedAnswer | None:
         """The answer by the version, to these values of Range, If-Match and If-None-Match; None: `read_object` is to
         be asked."""
+        if asked is None and match is None and other is None:
+            return self._of_all()
         size_bytes = self._size_bytes
-        first, last = 0, size_bytes - 1
+        first = last = 0
         if asked is not None:
             found = _RANGE.fullmatch(asked)
             if found is None or self._is_head:
                 return None
             first = int(found[1])
-            last = int(found[2]) if found[2] is not None else max(first, last)
+            last = int(found[2]) if found[2] is not None else max(first, size_bytes - 1)
             if last < first:
                 return None
         if match is not None and (match != self._etag or other is not None):
@@ -106,15 +116,13 @@ class PreparedRead:
                 return PreparedAnswer(self._of_unchanged, b"", self._not_modified, None)
             if not _STRONG_ETAG.fullmatch(other):
                 return None
-        if self._is_head:
-            return PreparedAnswer(self._of_whole, self._whole, b"content-length: %d\r\n\r\n" % size_bytes, None)
+        if asked is None:
+            return self._of_all()
         last = min(last, size_bytes - 1)
         count = last - first + 1
         span = self._blocks.span(first, count) if count > 0 else None
         if span is None:
             return None
-        if asked is None:
-            return PreparedAnswer(self._of_whole, self._whole, b"content-length: %d\r\n\r\n" % count, span)
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
         return PreparedAnswer(self._of_part, self._part, lengths, span)
 
@@ -153,7 +161,7 @@ class StrictRead:
         """As of `PreparedRead`: the origin is asked."""
         return True
 
-    def question(self, values: Values) -> PreparedQuestion | None:
+    def question(self, values: Conditions) -> PreparedQuestion | None:
         """To be asked before the answer is given; None: `read_object` is to be asked, and knows what to ask."""
         latest = self.latest
         answer = latest.read.answer(*values) if latest is not None and latest.read is not None else None
@@ -171,16 +179,14 @@ class StrictRead:
         return self.latest
 
 
-Values = tuple[bytes | None, bytes | None, bytes | None]
-"""Of Range, If-Match and If-None-Match."""
-
-
 class PreparedQuestion:
     """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all."""
 
     __slots__ = ("_answer", "_known", "_values", "read", "told")
 
-    def __init__(self, read: StrictRead, known: _Told | None, answer: PreparedAnswer | None, values: Values) -> None:
+    def __init__(
+        self, read: StrictRead, known: _Told | None, answer: PreparedAnswer | None, values: Conditions
+    ) -> None:
         self.read = read
         self._known = known
         self._answer = answer
@@ -246,11 +252,6 @@ def is_plain(request: S3Request) -> bool:
     if request.method not in ("GET", "HEAD") or not PLAIN_FIELDS.issuperset(request.headers):
         return False
     return request.headers.get(CHECKSUM_MODE, "ENABLED").upper() == "ENABLED"
-
-
-def checksum_mode(request: S3Request) -> str | None:
-    """How checksums of the object are asked for, where a request is plain."""
-    return request.headers.get(CHECKSUM_MODE)
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:

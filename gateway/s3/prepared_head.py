@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import (
@@ -31,7 +31,7 @@ from gateway.s3.signature_v4 import (
     string_to_sign,
 )
 
-_DATE, _AUTHORIZATION = "x-amz-date", "authorization"
+_DATE, _AUTHORIZATION, _CHECKSUM_MODE = "x-amz-date", "authorization", "x-amz-checksum-mode"
 
 _TO_LINE_END = 0
 _VARIABLE: Mapping[str, int] = {
@@ -62,6 +62,12 @@ class HeadValues(NamedTuple):
     raw_path: bytes
     raw_query: bytes
     fields: Sequence[bytes]
+
+
+Conditions: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
+"""Range, If-Match and If-None-Match."""
+
+_NO_CONDITIONS = None, None, None
 
 
 class _Moment(NamedTuple):
@@ -100,10 +106,14 @@ class PreparedHead:
     pieces: Sequence[tuple[bytes, int]]
     tail: bytes
     places: Mapping[str, int]
+    asker: tuple[str | None, str, str, str | None]
+    """The access key, the host, the method, and how checksums are asked for: what an answer hangs on beside the
+    values."""
     canonical: bytes = b""
     signed: Sequence[int] = ()
     date_at: int = 0
     signature_at: int = 0
+    conditions_at: tuple[int | None, int | None, int | None] | None = None
 
     def match(self, head: bytes) -> HeadValues | None:
         """The values of a whole head that is of this kind; None: it is not."""
@@ -149,10 +159,14 @@ class PreparedHead:
         outer.update(inner.digest())
         return hmac.compare_digest(outer.hexdigest().encode(), fields[self.signature_at])
 
-    def value(self, name: str, values: HeadValues) -> bytes | None:
-        """Of a field that varies; None: heads of this kind do not have it."""
-        at = self.places.get(name)
-        return values.fields[at] if at is not None else None
+    def conditions(self, values: HeadValues) -> Conditions:
+        """Range, If-Match and If-None-Match; None: heads of this kind do not have it."""
+        at = self.conditions_at
+        if at is None:
+            return _NO_CONDITIONS
+        fields = values.fields
+        first, match, other = [fields[number] if number is not None else None for number in at]
+        return first, match, other
 
     def headers(self, values: HeadValues) -> dict[str, str]:
         """All fields, as `S3Request.headers` has them."""
@@ -176,17 +190,33 @@ def prepare(head: bytes, request: S3Request, authorization: Authorization | None
     if cut is None or not _WITH_A_BODY.isdisjoint(request.headers) or cut.of_lines != request.headers.keys():
         return None
     places = {name: number for number, name in enumerate(cut.names)}
+    who = authorization.access_key_id if authorization is not None else None
+    asker = who, request.host, request.method, request.headers.get(_CHECKSUM_MODE)
+    asked = places.get("range"), places.get("if-match"), places.get("if-none-match")
+    conditions_at = asked if asked != _NO_CONDITIONS else None
     if authorization is None:
         if _DATE in places or _AUTHORIZATION in places:
             return None
-        prepared = PreparedHead(None, request, method + b" ", cut.pieces, cut.tail, places)
+        prepared = PreparedHead(
+            None, request, method + b" ", cut.pieces, cut.tail, places, asker, conditions_at=conditions_at
+        )
     else:
         if _DATE not in places or _AUTHORIZATION not in places:
             return None
         format_, signed = _canonical_format(request, authorization, cut.names)
         at = places[_DATE], places[_AUTHORIZATION]
         prepared = PreparedHead(
-            authorization, request, method + b" ", cut.pieces, cut.tail, places, format_, signed, *at
+            authorization,
+            request,
+            method + b" ",
+            cut.pieces,
+            cut.tail,
+            places,
+            asker,
+            format_,
+            signed,
+            *at,
+            conditions_at,
         )
     return prepared if prepared.match(head) is not None else None
 

@@ -54,6 +54,7 @@ from gateway.blocks.layout import (
 )
 from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file, write_durably
 from gateway.errors import NotKept, PinRefused, StoreUnavailable
+from gateway.lmdb_commits import last_commit
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 
@@ -178,6 +179,8 @@ class BlockIndex:
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()
+        self.last_commit = last_commit(self._environment)
+        """Of the index, by any process: what was looked up since it was another is looked up again."""
         self._monotonic = monotonic
         self._holdings: Holdings | None = None
         self._holdings_until = 0.0

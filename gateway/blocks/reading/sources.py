@@ -78,8 +78,8 @@ class ReadDependencies:
     clock: Clock
     observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
-    held_extents: dict[bytes, tuple[bytes, Extent]] = field(default_factory=dict)
-    """What `HeldObject` has unpacked: a block's row, and its extent."""
+    held_extents: dict[bytes, tuple[int, bytes, Extent]] = field(default_factory=dict)
+    """What `HeldObject` has unpacked: a block's row and its extent, and the index's commit at which it was so."""
 
 
 BLOCKS_LOOKED_UP_MAX = 1024
@@ -442,19 +442,31 @@ class HeldObject:
             block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
         if block_id in tools.ahead_marks:
             return None
-        try:
-            rows = tools.directory.index.rows(block_id)
-        except StoreUnavailable:
-            return None
-        if rows is None:
-            return None
-        row, extent = tools.held_extents.get(block_id, (b"", None))
-        if extent is None or row != rows[0]:
-            if len(tools.held_extents) >= HELD_EXTENTS_MAX:
-                tools.held_extents.clear()
-            extent = layout.unpack_extent(*rows)
-            tools.held_extents[block_id] = rows[0], extent
-        return _span_of(tools, extent, first - number * size_bytes, count, self._slot, cached=None)
+        extent = _held_extent(tools, block_id)
+        return _span_of(tools, extent, first - number * size_bytes, count, self._slot, cached=None) if extent else None
+
+
+def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
+    """As `BlockIndex.lookup`, for who asks again and again."""
+    index, held = tools.directory.index, tools.held_extents
+    commit = index.last_commit()
+    known = held.get(block_id)
+    if known is not None and known[0] == commit:
+        return known[2]
+    try:
+        rows = index.rows(block_id)
+    except StoreUnavailable:
+        return None
+    if rows is None:
+        return None
+    if known is not None and known[1] == rows[0]:
+        extent = known[2]
+    else:
+        if len(held) >= HELD_EXTENTS_MAX:
+            held.clear()
+        extent = layout.unpack_extent(*rows)
+    held[block_id] = commit, rows[0], extent
+    return extent
 
 
 HELD_IDS_MAX = 16

@@ -341,6 +341,8 @@ class S3Protocol(S3Connection):
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
+        self._is_looked_at = False
+        """Whether the head that is begun next is known not to be prepared."""
         self._incomplete: IncompleteHead | None = None
         self._prepared = prepared
         self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
@@ -349,6 +351,10 @@ class S3Protocol(S3Connection):
     # Bytes in
 
     def data_received(self, data: bytes) -> None:
+        if self._prepared is not None and self._input is _HEAD and not self._received and data.endswith(HEAD_END):
+            if self._only_answer is None and self._is_prepared(data):
+                return
+            self._is_looked_at = True
         if self._input is _BODY:
             self._feed_body(data)
         elif self._input is _NOTHING:
@@ -421,7 +427,8 @@ class S3Protocol(S3Connection):
     def _begin_request(self, head: bytes) -> None:
         if self._only_answer is not None:
             raise self._only_answer
-        if self._is_prepared(head):
+        is_looked_at, self._is_looked_at = self._is_looked_at, False
+        if not is_looked_at and self._is_prepared(head):
             return
         parsed = self._heads.parse(head)
         self._forget_head()

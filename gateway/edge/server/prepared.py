@@ -31,7 +31,6 @@ from gateway.operations.prepared_reads import (
     PreparedQuestion,
     PreparedRead,
     StrictRead,
-    checksum_mode,
     is_plain,
     prepare_read,
 )
@@ -131,14 +130,14 @@ class PreparedRequests:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
-        of_first, authorization = head.request, head.authorization
-        who = authorization.access_key_id if authorization is not None else None
-        place = who, of_first.host, of_first.method, checksum_mode(of_first), values.raw_path
+        place = head.asker, values.raw_path
         known = self._objects.get(place)
         if known is None and not self._is_worth_it(place):
             return None
         key = self._authenticator.key_of(head, values)
-        if key is None or not (values.raw_query in _QUERIES or (authorization is None and _is_only_signed(values))):
+        if key is None or not (
+            values.raw_query in _QUERIES or (head.authorization is None and _is_only_signed(values))
+        ):
             return None
         if known is not None and known.read.is_pending():
             return None
@@ -146,8 +145,7 @@ class PreparedRequests:
             known = self._learned(place, head, values, key)
             if known is None:
                 return None
-        read = known.read
-        said = head.value("range", values), head.value("if-match", values), head.value("if-none-match", values)
+        read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
             return Question(question, key.access_key_id, place) if question is not None else None

@@ -32,7 +32,7 @@ from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
 from gateway.edge.server.request_head import HeadParser, RequestHead
 from gateway.errors import S3Error
 from gateway.operations.context import AppContext
-from gateway.operations.prepared_reads import checksum_mode, is_plain
+from gateway.operations.prepared_reads import is_plain
 from gateway.policy.slots import Grant, Prefix, Slots
 from gateway.s3.prepared_head import HeadValues, PreparedHead
 from gateway.s3.requests import S3Request, encode_path, parse_request
@@ -245,7 +245,7 @@ def difference(accepted: Accepted, found: Whole) -> str:
         "method and host": ((asked.method, asked.host), (request.method, request.host)),
         "the target": ((values.raw_path, values.raw_query), (request.raw_path, request.raw_query)),
         "what is asked for": (_asked(asked), _asked(request)),
-        "checksums": (checksum_mode(asked), checksum_mode(request)),
+        "checksums": (kind.asker[3], request.headers.get("x-amz-checksum-mode")),
         "the fields": (kind.headers(values), request.headers),
         "conditions": (
             conditions,
