@@ -331,23 +331,27 @@ def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
 class ConnectionHeads:
     """The kinds that one connection has sent, the last one first."""
 
-    __slots__ = ("_all", "_heads", "_learned")
+    __slots__ = ("_all", "_heads", "_is_known", "_learned")
 
     def __init__(self, prepared: PreparedRequests) -> None:
         self._all = prepared
         self._heads = list(prepared.latest)
         self._learned = 0
+        self._is_known = False
+        """Whether the last head that was compared is of a kind that is here."""
 
     @property
     def may_learn(self) -> bool:
-        """Whether heads that were parsed are worth a look."""
-        return self._learned < _LEARNED_BY_CONNECTION_MAX
+        """Whether the head is worth a look once it was parsed."""
+        return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
     def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
         """The answer to a whole head, where it is prepared, or what is to be asked before."""
+        self._is_known = False
         for number, head in enumerate(self._heads):
             values = head.match(raw)
             if values is not None:
+                self._is_known = True
                 if number:
                     put_first(self._heads, head)
                 return self._all.answer(head, values)

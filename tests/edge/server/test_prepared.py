@@ -32,7 +32,7 @@ from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import PreparedRequests
+from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
 from gateway.metadata.entries import object_head
 from gateway.metrics import CACHE_HIT_BYTES, PREPARED_REQUESTS, REQUESTS
 from gateway.objects import ObjectKey
@@ -620,5 +620,27 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             asked_before = dict(kept._asked)
             await both.ask(Asked("GET", "n" * 4000, {"range": "bytes=0-9"}), "fast")
             assert kept._asked == asked_before
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_of_head_that_is_known_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for the first time goes the whole way, and its head, of a known kind, is compared once on it."""
+    looked: list[bytes] = []
+    learn = ConnectionHeads.learn
+
+    def noted(heads: ConnectionHeads, raw: bytes, *arguments: Any, **named: Any) -> None:
+        looked.append(raw)
+        learn(heads, raw, *arguments, **named)
+
+    monkeypatch.setattr(ConnectionHeads, "learn", noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for key in ("d/a", "d/b c", "t/a", "t/b"):
+                await both.ask(Asked("GET", key, {}), "fast")
+            assert len(looked) == 1
+            await both.ask(Asked("GET", "d/a", {"x-of-another-kind": "1"}), "fast")
+            assert len(looked) == 2
 
     asyncio.run(scenario())
