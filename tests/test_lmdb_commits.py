@@ -4,59 +4,95 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
-import pytest
 
-from gateway.lmdb_commits import last_commit
+from gateway.lmdb_commits import LastCommit
 
-_ANOTHER_PROCESS = """
+_WRITES = """
 import lmdb, sys
 environment = lmdb.open(sys.argv[1], sync=False)
 with environment.begin(write=True) as transaction:
     transaction.put(b"key", b"of another process")
 """
 
+_LOCKS = """
+import fcntl, sys
+with open(sys.argv[1] + "/lock.mdb", "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except BlockingIOError:
+        print("in use")
+"""
 
-@pytest.fixture
-def environment(tmp_path: Path) -> lmdb.Environment:
-    return lmdb.open(str(tmp_path), sync=False, lib_version=0)
+
+@contextmanager
+def watched(directory: Path, engine: int = 0) -> Iterator[tuple[lmdb.Environment, LastCommit]]:
+    commits = LastCommit(directory)
+    environment = lmdb.open(str(directory), sync=False, lib_version=engine)
+    yield environment, commits
+    environment.close()
+    commits.close()
 
 
-def _put(environment: lmdb.Environment, value: bytes) -> None:
+def put(environment: lmdb.Environment, value: bytes) -> None:
     with environment.begin(write=True) as transaction:
         transaction.put(b"key", value)
 
 
-def test_it_is_the_number_that_lmdb_tells(environment: lmdb.Environment) -> None:
-    number = last_commit(environment)
-    for value in (b"1", b"2", b"3"):
-        _put(environment, value)
-        assert number() == environment.info()["last_txnid"]
+def another_process(code: str, directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(directory)], check=True, timeout=60, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_it_is_the_number_that_lmdb_tells(tmp_path: Path) -> None:
+    with watched(tmp_path) as (environment, commits):
+        for value in (b"1", b"2", b"3"):
+            put(environment, value)
+            assert commits.number() == environment.info()["last_txnid"]
+            with environment.begin() as transaction:
+                assert commits.number() == transaction.id()
+
+
+def test_looking_and_what_is_given_up_do_not_change_it(tmp_path: Path) -> None:
+    with watched(tmp_path) as (environment, commits):
+        put(environment, b"value")
+        before = commits.number()
         with environment.begin() as transaction:
-            assert number() == transaction.id()
+            assert transaction.get(b"key") == b"value"
+        given_up = environment.begin(write=True)
+        given_up.put(b"key", b"another")
+        given_up.abort()
+        assert commits.number() == before
 
 
-def test_looking_and_what_is_given_up_do_not_change_it(environment: lmdb.Environment) -> None:
-    number = last_commit(environment)
-    before = number()
-    with environment.begin() as transaction:
-        assert transaction.get(b"key") is None
-    given_up = environment.begin(write=True)
-    given_up.put(b"key", b"value")
-    given_up.abort()
-    assert number() == before
+def test_what_another_process_writes_changes_it(tmp_path: Path) -> None:
+    with watched(tmp_path) as (_, commits):
+        before = commits.number()
+        another_process(_WRITES, tmp_path)
+        assert commits.number() != before
 
 
-def test_what_another_process_writes_changes_it(environment: lmdb.Environment, tmp_path: Path) -> None:
-    number = last_commit(environment)
-    before = number()
-    subprocess.run([sys.executable, "-c", _ANOTHER_PROCESS, str(tmp_path)], check=True, timeout=60)
-    assert number() != before
+def test_lmdb_keeps_its_locks_while_it_is_looked_at(tmp_path: Path) -> None:
+    """A process that does not see them takes the environment for its own, and begins its table of readers anew."""
+    with watched(tmp_path) as (_, commits):
+        commits.number()
+        assert another_process(_LOCKS, tmp_path) == "in use"
+    assert another_process(_LOCKS, tmp_path) == ""
 
 
-def test_an_engine_that_is_not_known_gives_another_number_each_time(tmp_path: Path) -> None:
-    environment = lmdb.open(str(tmp_path), sync=False, lib_version=1)
-    number = last_commit(environment)
-    assert number() != number()
+def test_of_an_engine_that_is_not_known_it_is_another_each_time(tmp_path: Path) -> None:
+    with watched(tmp_path, engine=1) as (_, commits):
+        assert commits.number() != commits.number()
+
+
+def test_once_closed_it_is_another_each_time(tmp_path: Path) -> None:
+    commits = LastCommit(tmp_path)
+    commits.close()
+    commits.close()
+    assert commits.number() != commits.number()

@@ -32,7 +32,7 @@ import lmdb
 
 from gateway.counting import CatalogMetrics
 from gateway.immutable import immutable
-from gateway.lmdb_commits import last_commit
+from gateway.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     EXTRA_BYTES_MAX,
     Entry,
@@ -177,6 +177,7 @@ class CatalogStore:
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
+        self._last_commit = LastCommit(directory)
         self._environment, tables = open_environment(
             directory,
             (b"entries", b"extras", b"versions"),
@@ -184,7 +185,6 @@ class CatalogStore:
             engine=OLD_ENGINE,
         )
         self._entries, self._extras, self._versions = tables
-        self._last_commit = last_commit(self._environment)
 
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
@@ -199,7 +199,7 @@ class CatalogStore:
 
     def hold(self, key: ObjectKey) -> HeldEntry | None:
         """The same as `lookup`, for who asks again and again whether it is still so."""
-        record_key, last_commit = catalog_key(key), self._last_commit
+        record_key, last_commit = catalog_key(key), self._last_commit.number
         seen = last_commit()
         record, extra = self._packed(record_key)
         entry = self._unpack(record_key, key, record, extra) if record is not None else None
@@ -264,6 +264,7 @@ class CatalogStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+        self._last_commit.close()
 
     def _packed(self, record_key: bytes) -> tuple[bytes | None, bytes]:
         """Record and extra record; what the disk does not give is not known."""

@@ -52,9 +52,9 @@ from gateway.blocks.layout import (
     Tables,
     WorkerFile,
 )
-from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file, write_durably
+from gateway.durable import LMDB_READERS_MAX, write_durably
 from gateway.errors import NotKept, PinRefused, StoreUnavailable
-from gateway.lmdb_commits import last_commit
+from gateway.lmdb_commits import LastCommit
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 
@@ -173,14 +173,13 @@ class BlockIndex:
         self._waits_since: float | None = None
         self._size_bytes_max = min(int(BUDGET_PART * MAP_BYTES), size_bytes_max or MAP_BYTES)
         map_bytes = MAP_BYTES + SLACK_BYTES
-        set_aside_lock_file(directory)
+        self.last_commit = LastCommit(directory)
+        """Of the index, by any process: what was looked up while it was another is looked up again."""
         self._environment = lmdb.open(
             str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=LMDB_READERS_MAX, sync=False, mode=0o600
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()
-        self.last_commit = last_commit(self._environment)
-        """Of the index, by any process: what was looked up since it was another is looked up again."""
         self._monotonic = monotonic
         self._holdings: Holdings | None = None
         self._holdings_until = 0.0
@@ -191,6 +190,7 @@ class BlockIndex:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+        self.last_commit.close()
 
     @property
     def stalled(self) -> bool:

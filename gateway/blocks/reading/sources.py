@@ -449,7 +449,7 @@ class HeldObject:
 def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
     """As `BlockIndex.lookup`, for who asks again and again."""
     index, held = tools.directory.index, tools.held_extents
-    commit = index.last_commit()
+    commit = index.last_commit.number()
     known = held.get(block_id)
     if known is not None and known[0] == commit:
         return known[2]
