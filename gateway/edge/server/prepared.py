@@ -55,8 +55,10 @@ _LEARNED_BY_CONNECTION_MAX = 16
 """A client whose heads differ in what is taken for fixed is not looked at for ever."""
 
 _OBJECTS_MAX = 16_384
-_ASKED_MAX = 65_536
-"""What is read once an epoch need not be prepared."""
+
+_ASKED_PLACES = 1 << 20
+"""A byte each: data sets of a million objects are known to have been asked for before. A power of two."""
+_ASKED_AT_MOST, _ASKED_AGAIN = 255, 128
 
 _PATH_BYTES_MAX = 3200
 """Of a bucket and a key of 1,024 bytes, all of them encoded."""
@@ -104,7 +106,7 @@ class PreparedRequests:
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
         self._objects: dict[object, _Known] = {}
-        self._asked: dict[int, int] = {}
+        self._asked = bytearray(_ASKED_PLACES)
         """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
         later."""
         self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
@@ -175,7 +177,7 @@ class PreparedRequests:
         if answer is None:
             self._objects.pop(question.place, None)
             return Told(prepared.told, began)
-        self._asked[hash(question.place)] = 0
+        self._was_worth_it(question.place)
         return answer
 
     def withdrawn(self, question: Question, began: float) -> Told:
@@ -276,13 +278,16 @@ class PreparedRequests:
         return found
 
     def _is_worth_it(self, place: object) -> bool:
-        """Whether to prepare what is asked for: not the first time, and ever more seldom where it can't be done."""
-        number = hash(place)
-        asked = self._asked.get(number)
-        if asked is None and len(self._asked) >= _ASKED_MAX:
-            self._asked.clear()
-        self._asked[number] = 0 if asked is None else asked + 1
-        return asked is not None and asked & (asked + 1) == 0
+        """Whether to prepare what is asked for: not the first time, and more and more seldom where it can't be done, in
+        the end each 128th time."""
+        number = hash(place) % _ASKED_PLACES
+        asked = self._asked[number]
+        self._asked[number] = asked + 1 if asked < _ASKED_AT_MOST else _ASKED_AGAIN
+        return asked > 0 and asked & (asked - 1) == 0
+
+    def _was_worth_it(self, place: object) -> None:
+        """It is so the next time, too."""
+        self._asked[hash(place) % _ASKED_PLACES] = 1
 
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
         self._objects.pop(place, None)
@@ -290,7 +295,7 @@ class PreparedRequests:
         if known is None:
             return None
         if not isinstance(known.read, StrictRead):  # that has been worth it when it is answered
-            self._asked[hash(place)] = 0
+            self._was_worth_it(place)
         if len(self._objects) >= _OBJECTS_MAX:
             del self._objects[next(iter(self._objects))]
         self._objects[place] = known

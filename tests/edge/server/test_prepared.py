@@ -555,7 +555,7 @@ def prepared_of(both: Pair) -> PreparedRequests:
 
 
 def test_what_cannot_be_prepared_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the first time, then at the 2nd, 3rd, 5th, 9th and 17th: a strict slot costs nothing in the end."""
+    """Not the first time, then at the 2nd, 3rd, 5th, 9th, … and 129th, and then each 128th time."""
     tried: list[int] = []
     asks: list[None] = []
     monkeypatch.setattr(PreparedRequests, "_prepared", lambda *_: tried.append(len(asks)))
@@ -563,17 +563,33 @@ def test_what_cannot_be_prepared_is_tried_ever_more_seldom(tmp_path: Path, monke
     async def scenario() -> None:
         async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
             await both.ask(Asked("GET", "d/a", {}), "fast")  # the head is learned
-            for _ in range(20):
+            for _ in range(520):
                 asks.append(None)
                 await both.ask(Asked("GET", "x/a", {}), "fast")
 
     asyncio.run(scenario())
-    assert tried == [2, 3, 5, 9, 17]
+    assert tried == [2, 3, 5, 9, 17, 33, 65, 129, 257, 385, 513]
+
+
+def test_what_was_asked_for_before_is_known_of_a_million_others(tmp_path: Path) -> None:
+    """What is read once an epoch is prepared in the second one, however much was read between."""
+
+    async def scenario() -> int:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast"))  # the head is learned
+            await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            kept_before = len(kept._objects)
+            for number in range(200_000):
+                kept._is_worth_it(number)
+            await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            return len(kept._objects) - kept_before
+
+    assert asyncio.run(scenario()) == 1
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of paths that are asked for, answers, and blocks; a path that no key has is not kept at all."""
-    monkeypatch.setattr(prepared, "_ASKED_MAX", 3)
+    """Of answers, and blocks; a path that no key has is not even noted."""
     monkeypatch.setattr(prepared, "_OBJECTS_MAX", 2)
     monkeypatch.setattr(sources, "HELD_EXTENTS_MAX", 2)
     monkeypatch.setattr(sources, "HELD_IDS_MAX", 1)
@@ -586,14 +602,13 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                     asked = Asked("GET", key, {"range": f"bytes={first}-{first + 9}"})
                     for _ in range(3):
                         await both.settled(both.ask(asked, "fast"))
-                    assert len(kept._asked) <= 3
                     assert len(kept._objects) <= 2
                     assert len(tools.held_extents) <= 2
             reads = [known.read for known in kept._objects.values() if isinstance(known.read, PreparedRead)]
             assert reads
             assert all(len(read._blocks._ids) <= 1 for read in reads)
             assert tools.held_extents
-            asked_before = dict(kept._asked)
+            asked_before = bytes(kept._asked)
             await both.ask(Asked("GET", "n" * 4000, {"range": "bytes=0-9"}), "fast")
             assert kept._asked == asked_before
 
