@@ -474,8 +474,8 @@ class S3Protocol(S3Connection):
         return True
 
     def _may_send_now(self) -> bool:
-        """Whether the kernel is the only one that bytes may wait for."""
-        return self.wire is not None and not self.flow.write_paused and not self.transport.get_write_buffer_size()
+        """Whether the kernel is the only one that bytes may wait for; what is encrypted waits in the transport, too."""
+        return not self.flow.write_paused and (self.wire is None or not self.transport.get_write_buffer_size())
 
     def _prepared_cycle(self, method: str) -> RequestCycle:
         self._deadline, self._input = None, _SUCCESSOR
@@ -490,7 +490,13 @@ class S3Protocol(S3Connection):
         wire = self.wire
         request_id, before = prepared.begin(answer)
         lines, span = before + self.shared.default_lines + answer.behind, answer.span
-        lines_sent, sent_bytes = _send_now(wire, lines, span) if wire is not None else (0, 0)
+        if wire is not None:
+            lines_sent, sent_bytes = _send_now(wire, lines, span)
+        else:
+            lines_sent, sent_bytes = 0, 0
+            if span is None and not self.transport.is_closing():
+                self.transport.write(lines)
+                lines_sent = len(lines)
         if lines_sent == len(lines) and (span is None or sent_bytes == span.span.count):
             prepared.sent(answer, request_id, began, sent_bytes)
             return None

@@ -30,7 +30,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from types import coroutine as awaitable_generator
 from typing import Any, Protocol
@@ -362,10 +362,21 @@ class RequestCycle:
         self.writer.start(lines, ResponseFraming(None if file is None else count, False, file is None, True))
         if file is None:
             self.writer.write_whole(b"")
-        else:
-            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
-            await self.writer.write_file(rest, more_body=False, is_fresh=False)
+            self.complete()
+            return
+        rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
+        if self.connection.wire is None:
+            await self._send_through_memory(rest)
+            return
+        await self.writer.write_file(rest, more_body=False, is_fresh=False)
         self.complete()
+
+    async def _send_through_memory(self, span: FileSpan) -> None:
+        """All that is left of a body, where the connection is encrypted."""
+        async with aclosing(span.read()) as pieces:
+            async for data in pieces:
+                await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        await self.send({"type": "http.response.body", "body": b""})
 
     @property
     def abandoned(self) -> bool:

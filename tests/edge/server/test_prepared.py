@@ -13,6 +13,7 @@ import os
 import random
 import re
 import socket
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from typing import Any, cast
 
 import pytest
 import structlog
+import trustme
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -33,6 +35,7 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
 from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
+from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
 from gateway.metrics import CACHE_HIT_BYTES, PREPARED_REQUESTS, REQUESTS
 from gateway.objects import ObjectKey
@@ -156,6 +159,24 @@ def head_of(asked: Asked, secret: str, now: float) -> bytes:
     return f"{asked.method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + asked.body
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """Of both ports, and who trusts it."""
+
+    files: TlsFiles
+    trusting: ssl.SSLContext
+
+
+def certificate_in(directory: Path) -> Certificate:
+    authority, trusting = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trusting)
+    issued, files = authority.issue_cert("localhost"), TlsFiles(directory / "certificate.pem", directory / "key.pem")
+    issued.private_key_pem.write_to_path(files.key_file)
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(files.certificate_file, append=True)
+    return Certificate(files, trusting)
+
+
 @dataclass
 class Pair:
     """Both ways of a gateway, and a client of each."""
@@ -165,13 +186,15 @@ class Pair:
     keyring: ChangingKeyring
     fast: Serving
     slow: Serving
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the connections."""
     wires: dict[str, Wire] = field(default_factory=dict)
 
     async def said(self, way: str, raw: bytes) -> tuple[bytes, bytes] | None:
         """Head and body of the answer; None: the connection was closed without one."""
         wire = self.wires.get(way)
         if wire is None:
-            wire = self.wires[way] = await (self.fast if way == "fast" else self.slow).connect()
+            wire = self.wires[way] = await (self.fast if way == "fast" else self.slow).connect(**self.options)
         await wire.say(raw)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -228,23 +251,29 @@ def _plain(answer: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> tuple[obj
 
 
 @asynccontextmanager
-async def pair(directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = SIZES) -> AsyncIterator[Pair]:
+async def pair(
+    directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = SIZES, certificate: Certificate | None = None
+) -> AsyncIterator[Pair]:
     clock, keyring = SetClock(), ChangingKeyring()
     async with gateway_app(directory, slots=SLOTS, clock=clock, keyring=keyring, writeback=True) as gateway:
         for key in FIXED_KEYS:
             gateway.origin.put("bucket", key, rng.randbytes(rng.choice(sizes)), {"content-type": "image/jpeg"})
         await freeze(gateway, "v1", "s3://bucket/s/")
-        async with both_ports(gateway, clock, keyring) as both:
+        async with both_ports(gateway, clock, keyring, certificate) as both:
             yield both
 
 
 @asynccontextmanager
-async def both_ports(gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring) -> AsyncIterator[Pair]:
+async def both_ports(
+    gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring, certificate: Certificate | None = None
+) -> AsyncIterator[Pair]:
     app = gateway.app
     log = structlog.get_logger("forebay.requests").bind()
     requests = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
-    async with serving(app, prepared=requests) as fast, serving(app) as slow:
-        yield Pair(gateway, clock, keyring, fast, slow)
+    tls = certificate.files if certificate is not None else None
+    options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
+    async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
+        yield Pair(gateway, clock, keyring, fast, slow, options)
     requests.close()  # nothing is kept back that was counted
 
 
@@ -309,10 +338,10 @@ async def changed(rng: random.Random, both: Pair) -> str:
 _CHANGES = ("own", "foreign", "deleted", "later", "dropped", "rotated", "rights", "snapshots", "untrusted")
 
 
-async def history(directory: Path, steps: int, seed: int) -> Counter[str]:
+async def history(directory: Path, steps: int, seed: int, certificate: Certificate | None = None) -> Counter[str]:
     """Requests, mutations and changes; what there was of each."""
     rng, seen = random.Random(seed), Counter[str]()
-    async with pair(directory, rng) as both:
+    async with pair(directory, rng, certificate=certificate) as both:
         etags: dict[str, str] = {}
         latest: list[Asked] = []
         heads: list[bytes] = []
@@ -370,6 +399,14 @@ def test_both_ways_say_the_same(tmp_path: Path) -> None:
     assert short > 0.05 * hits, (short, hits)
 
 
+def test_both_ways_say_the_same_where_the_connection_is_encrypted(tmp_path: Path) -> None:
+    before = prepared_share()
+    seen = asyncio.run(history(tmp_path / "cache", STEPS // 3, SEED + 1, certificate_in(tmp_path)))
+    short, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
+    assert min(seen["200"], seen["206"], seen["304"]) > 0
+    assert short > 0.05 * hits, (short, hits)
+
+
 def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
@@ -390,7 +427,9 @@ LARGE_BYTES = 16 * 1024 * 1024
 
 
 @asynccontextmanager
-async def large_and_prepared(directory: Path) -> AsyncIterator[tuple[Pair, bytes]]:
+async def large_and_prepared(
+    directory: Path, certificate: Certificate | None = None
+) -> AsyncIterator[tuple[Pair, bytes]]:
     """With an object that no socket's buffers take at once, asked for so often that its answer is prepared."""
     clock, keyring = SetClock(), ChangingKeyring()
     async with gateway_app(
@@ -398,7 +437,7 @@ async def large_and_prepared(directory: Path) -> AsyncIterator[tuple[Pair, bytes
     ) as gateway:
         content = random.Random(1).randbytes(LARGE_BYTES)
         gateway.origin.put("bucket", "d/large", content)
-        async with both_ports(gateway, clock, keyring) as both:
+        async with both_ports(gateway, clock, keyring, certificate) as both:
             for _ in range(4):
                 answer = await both.settled(both.ask(Asked("GET", "d/large", {}), "fast"))
                 assert answer is not None
@@ -410,13 +449,15 @@ def counted(status: str) -> tuple[float, float]:
     return REQUESTS.value("GetObject", "fixed", status, "hit"), PREPARED_REQUESTS.value("GetObject", "fixed")
 
 
-def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path, encrypted: bool) -> None:
     """To clients that read slowly; with another request behind it, too."""
 
     async def scenario() -> None:
-        async with large_and_prepared(tmp_path) as (both, content):
+        certificate = certificate_in(tmp_path) if encrypted else None
+        async with large_and_prepared(tmp_path / "cache", certificate) as (both, content):
             asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
-            wire = await both.fast.connect(limit=1024)
+            wire = await both.fast.connect(limit=1024, **both.options)
             await wire.say(asked)
             await both.fast.requests(1)
             await wire.say(asked)  # it waits for its turn
@@ -428,13 +469,15 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path) -> Non
     assert counted("200")[1] >= before[1] + 3
 
 
-def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path, encrypted: bool) -> None:
     """The file is let go of, the request is counted as one whose client left."""
 
     async def scenario() -> None:
-        async with large_and_prepared(tmp_path) as (both, content):
+        certificate = certificate_in(tmp_path) if encrypted else None
+        async with large_and_prepared(tmp_path / "cache", certificate) as (both, content):
             asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
-            wire = await both.fast.connect(limit=1024)
+            wire = await both.fast.connect(limit=1024, **both.options)
             await wire.say(asked)
             await both.fast.requests(1)
             wire.abort()
