@@ -246,7 +246,7 @@ def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
     """The same as pairs."""
     encoded_id = request_id.encode()
     pairs = [
-        *reply.encoded.pairs,
+        *[(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.encoded.pairs],
         _SERVER,
         (b"x-amz-request-id", encoded_id),
         (b"x-amz-id-2", b"forebay/" + encoded_id),

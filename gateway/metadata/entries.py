@@ -95,7 +95,7 @@ class ObjectHead:
     @cached_property
     def of_range(self) -> EncodedHeaders:
         """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
-        onward = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.of_whole.pairs]
+        onward = self.of_whole.pairs
         return EncodedHeaders.of((name, value) for name, value in onward if not name.startswith("x-amz-checksum-"))
 
 

@@ -600,7 +600,9 @@ class _Get:
         if body is None:
             return None
         encoded = _encoded_headers(head, asked, self.overrides)
-        return Response(206 if asked else 200, _lengths(head, asked), body, "miss", encoded=encoded)
+        if asked is None:
+            return Response(200, (), body, "miss", encoded=encoded, length_bytes=len(body))
+        return Response(206, _lengths(head, asked), body, "miss", encoded=encoded)
 
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)
@@ -666,8 +668,8 @@ def _encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mappi
     onward = head.of_whole if asked is None or head.part is not None else head.of_range
     if not overrides:
         return onward
-    kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in onward.pairs]
-    return EncodedHeaders.of([*((name, value) for name, value in kept if name not in overrides), *overrides.items()])
+    kept = [(name, value) for name, value in onward.pairs if name not in overrides]
+    return EncodedHeaders.of([*kept, *overrides.items()])
 
 
 def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:

@@ -29,9 +29,8 @@ from gateway.s3.error_codes import s3_error
 
 
 class EncodedHeaders(NamedTuple):
-    """Headers as they go onto the wire, made once for many answers: as pairs, and as the lines of a response head."""
+    """Headers as they go onto the wire, made once for many answers: the lines of a response head."""
 
-    pairs: tuple[tuple[bytes, bytes], ...]
     lines: bytes
 
     @classmethod
@@ -40,14 +39,20 @@ class EncodedHeaders(NamedTuple):
 
         ValueError when a value has a line break or NUL in it: it could forge an answer.
         """
-        pairs = tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers])
-        lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
-        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
+        lines = [f"{name}: {value}\r\n" for name, value in headers]
+        encoded = "".join(lines).encode("latin-1")
+        if encoded.count(b"\r") != len(lines) or encoded.count(b"\n") != len(lines) or b"\0" in encoded:
             raise ValueError("a header field has a line break or NUL in it")
-        return cls(pairs, lines)
+        return cls(encoded)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Names and values again."""
+        split = [line.partition(": ") for line in self.lines.decode("latin-1").split("\r\n")[:-1]]
+        return [(name, value) for name, _, value in split]
 
 
-NO_HEADERS = EncodedHeaders((), b"")
+NO_HEADERS = EncodedHeaders(b"")
 
 HOP_BY_HOP = frozenset(
     {

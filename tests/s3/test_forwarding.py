@@ -56,3 +56,12 @@ def test_encoded_headers_have_no_value_that_could_forge_an_answer(value: str) ->
     with pytest.raises(ValueError, match="line break"):
         EncodedHeaders.of([("etag", '"e"'), ("x-amz-meta-a", value)])
     assert EncodedHeaders.of([("etag", '"e"')]).lines == b'etag: "e"\r\n'
+
+
+def test_headers_that_were_encoded_come_back() -> None:
+    """Names and values as they were, whatever is in a value; none of none."""
+    headers = [("etag", '"e: 1"'), ("x-amz-meta-a", ""), ("x-amz-meta-b", " caf\xe9 : x "), ("vary", "a, b")]
+    encoded = EncodedHeaders.of(headers)
+    assert encoded.lines == b'etag: "e: 1"\r\nx-amz-meta-a: \r\nx-amz-meta-b:  caf\xe9 : x \r\nvary: a, b\r\n'
+    assert encoded.pairs == headers
+    assert EncodedHeaders.of([]).pairs == []

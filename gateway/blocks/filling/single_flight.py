@@ -453,6 +453,8 @@ class SingleFlight:
     def _persisted(self, fetch: InflightFetch, persisted: asyncio.Future[bool]) -> None:
         self._persisting.discard(persisted)
         fetch.kept = not persisted.cancelled() and persisted.exception() is None and persisted.result()
+        if fetch.kept and fetch.users and fetch.content is not None:
+            self._fetchers.small.move(fetch)
         self._end(fetch, None)
 
     def _forget(self, fetch: InflightFetch) -> None:

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 
 from gateway.blocks import layout
@@ -373,7 +372,6 @@ class SmallBlockFetcher:
     def _put(self, fetch: InflightFetch, content: memoryview, started: float) -> None:
         small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
         fetch.persisted = self.writer.put(small, fetch.slot, started, wanted=wanted)
-        fetch.persisted.add_done_callback(partial(self._move_if_read, fetch))
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet) -> memoryview:
         """The block's bytes, for which room has been taken: only now, as an origin may take long to answer."""
@@ -398,11 +396,7 @@ class SmallBlockFetcher:
                     since = self.clock.monotonic()
         fetch.give(content, received)
 
-    def _move_if_read(self, fetch: InflightFetch, persisted: asyncio.Future[bool]) -> None:
-        if fetch.users and not persisted.cancelled() and persisted.result():
-            self._move(fetch)
-
-    def _move(self, fetch: InflightFetch) -> None:
+    def move(self, fetch: InflightFetch) -> None:
         """Have those who still read a block go on from its file; where that cannot be, it stays in memory for them."""
         try:
             extent = self.directory.index.lookup(fetch.block.id)

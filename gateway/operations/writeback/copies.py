@@ -239,7 +239,7 @@ async def _look(context: RequestContext, copying: _PartCopy) -> _Source:
     query = [("versionId", source.version_id)] if source.version_id is not None else []
     head = await _awaited(copying.read(_request_of(context, source.key, Operation.HEAD_OBJECT, {}, query)))
     try:
-        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.encoded.pairs}
+        found = dict(head.encoded.pairs)
         found.update(head.headers)
     finally:
         await head.aclose()
