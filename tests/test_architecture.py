@@ -23,6 +23,7 @@ BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
     "heartbeats": {"durable"},
+    "lmdb_commits": {"durable"},
     "objects": {"immutable"},
     "cancellation": {"errors"},
     "config": LEAVES,
