@@ -28,6 +28,7 @@ from loadtests import (
     single_file,
     slow_bodies,
     stalled_bodies,
+    strict_reads,
     training,
     warm_ranges,
     warm_small,
@@ -42,6 +43,7 @@ from loadtests.harness.report import Report
 TESTS: dict[str, tuple[command.Test, Options]] = {
     "warm_ranges": (warm_ranges.test, Options(2, 5, 1)),
     "warm_small": (warm_small.test, Options(2, 5, 1)),
+    "strict_reads": (strict_reads.test, Options(2, 3, 0.2)),
     "price": (price.test, Options(2, 3, 0.2)),
     "flat": (flat.test, Options(2, 3, 0.01)),
     "many_slots": (many_slots.test, Options(2, 3, 0.1)),
