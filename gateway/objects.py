@@ -72,6 +72,12 @@ class SpanFile(Protocol):
     def intact(self, offset: int, count: int) -> bool:
         """Whether bytes of the file are still those that were checked. Never blocks."""
 
+    def stayed(self, offset: int, count: int) -> bool:
+        """`intact`, for who has just taken hold of the file's pages and was told before that they are.
+
+        Pages that have been exchanged in between are found, writing into the file is not.
+        """
+
     async def restore(self, offset: int, count: int) -> memoryview | None:
         """Check bytes again that are not intact any more: None, they are intact again; else the first of them, in
         memory.
@@ -89,7 +95,7 @@ READS_MAX = 3
 
 @dataclass(slots=True)
 class FileSpan:
-    """`count` bytes at `offset` of an open, immutable file: what `sendfile` takes.
+    """`count` bytes at `offset` of an open, immutable file: which need not pass through memory.
 
     Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
     The bytes are intact when it is given. Who has waited since asks `file` again before it sends more: what has left

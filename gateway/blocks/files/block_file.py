@@ -281,11 +281,18 @@ class BlockFile(SharedFile):
 
     def intact(self, extent: Extent, position: int, count: int) -> bool:
         """Whether bytes of a block are known to be right, as they are in memory now. Never blocks."""
+        try:
+            return self.stayed(extent, position, count) and fingerprint(self.descriptor) == self._state
+        except OSError:
+            return False
+
+    def stayed(self, extent: Extent, position: int, count: int) -> bool:
+        """As `objects.SpanFile.stayed`, of bytes of a block."""
         pages, withdrawals = self._pages, self._withdrawals
         if pages is None or not self._marks.covers(extent, position, count):
             return False
         try:
-            if not pages.present(extent.offset + position, count) or fingerprint(self.descriptor) != self._state:
+            if not pages.present(extent.offset + position, count):
                 return False
         except OSError:
             return False

@@ -223,6 +223,8 @@ class BlockSource:
             return True
         return file.intact(self.extent, offset - self.extent.offset, count)
 
+    stayed = intact
+
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._threads, self._file, self.extent, offset, count)
 
@@ -307,6 +309,8 @@ class _GrowingFile:
         waits = self._residency.unwritten(self._file.descriptor, offset, count)
         return waits and offset - self._extent.offset >= self._unwritten_from()
 
+    stayed = intact
+
     async def restore(self, offset: int, count: int) -> memoryview:
         position = offset - self._extent.offset
         count = min(count, RESTORED_BYTES)
@@ -358,6 +362,8 @@ class _GivenBack:
     def intact(self, offset: int, count: int) -> bool:
         return False
 
+    stayed = intact
+
     async def restore(self, offset: int, count: int) -> memoryview | None:
         raise StoreUnavailable("the block's file is closed")
 
@@ -396,6 +402,9 @@ class WarmSpan(PinnedFileSpan):
 
     def intact(self, offset: int, count: int) -> bool:
         return self._file.file.intact(self._extent, offset - self._extent.offset, count)
+
+    def stayed(self, offset: int, count: int) -> bool:
+        return self._file.file.stayed(self._extent, offset - self._extent.offset, count)
 
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._tools.threads, self._file, self._extent, offset, count)

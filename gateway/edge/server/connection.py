@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -34,6 +33,7 @@ from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
+from gateway.edge.server.file_pipe import send_span
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
@@ -45,9 +45,9 @@ from gateway.edge.server.request_head import (
     connection_scope,
     request_scope,
 )
-from gateway.edge.server.response import STEP_BYTES, WriteWatch, refusal_bytes, too_many_connections
+from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
-from gateway.errors import S3Error
+from gateway.errors import BlockDamaged, S3Error
 from gateway.objects import PinnedFileSpan
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
@@ -629,8 +629,8 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
         return lines_sent, 0
     span = file.span
     try:
-        return lines_sent, os.sendfile(wire.fileno(), span.descriptor, span.offset, min(span.count, STEP_BYTES))
-    except OSError:
+        return lines_sent, send_span(wire.fileno(), span, span.offset, span.count) or 0
+    except (OSError, BlockDamaged):
         return lines_sent, 0
 
 

@@ -1,13 +1,13 @@
 """A response on its way to the client: its head and framing, then bytes, or files that never pass through memory.
 
 A `EncodedResponse` is what the application gives. `response_head` makes its first lines and says how its end is told
-(RFC 9112, 6.3). A `ResponseWriter` gives all of it to the transport, or past it straight to the socket: files by
-`sendfile(2)`, and bytes that are lent from memory. A `WriteWatch` finds clients that take nothing of it.
+(RFC 9112, 6.3). A `ResponseWriter` gives all of it to the transport, or past it straight to the socket: files as they
+lie, and bytes that are lent from memory. A `WriteWatch` finds clients that take nothing of it.
 
-`sendfile` was measured against `loop.sendfile` (asyncio, loopback, CPU per response with its head): 100 KiB 14 µs
-against 33 µs, 8 MiB 680 µs against 830 µs. That one stops reading from the client meanwhile, waits for the selector
-although all is sent, and moves the file position of a descriptor that others share. What a socket does not take of lent
-bytes is given back at once, not copied.
+Files go by a pipe (file_pipe.py), and not by `loop.sendfile`: that one stops reading from the client meanwhile, waits
+for the selector although all is sent, and moves the file position of a descriptor that others share (CPU per response
+with its head, asyncio, loopback: 100 KiB 33 µs against the 14 µs of sendfile(2), 8 MiB 830 against 680). What a socket
+does not take of lent bytes is given back at once, not copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.errors import BlockDamaged, ClientDisconnected, S3Error
+from gateway.edge.server.file_pipe import STEP_BYTES, send_span
+from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan
 from gateway.s3.error_codes import error_document, s3_error
 
@@ -245,10 +246,6 @@ def next_request_id() -> str:
     return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)
 
 
-STEP_BYTES = 1024 * 1024
-"""Most that one call hands to the kernel: it bounds how long the loop serves a single client (about 0.1 ms)."""
-
-
 class FileSender(Sender):
     """The bytes of a span, whose descriptor stays the caller's.
 
@@ -283,6 +280,9 @@ class FileSender(Sender):
             return False
         except (ConnectionError, TimeoutError) as error:
             raise gone() from error
+        if sent is None:
+            self.needs_bytes = True
+            return False
         self._offset += sent
         self._left = left - sent
         self.sent_bytes += sent
@@ -297,11 +297,8 @@ class FileSender(Sender):
         file = self._span.file
         return file is None or file.intact(self._offset, count)
 
-    def _send_file(self, count: int) -> int:
-        sent = os.sendfile(self._socket, self._span.descriptor, self._offset, count)
-        if not sent:
-            raise BlockDamaged(f"the file ends {self._left} bytes early, at {self._offset}")
-        return sent
+    def _send_file(self, count: int) -> int | None:
+        return send_span(self._socket, self._span, self._offset, count)
 
     def _send_restored(self, restored: memoryview) -> int:
         sent = os.write(self._socket, restored)

@@ -34,6 +34,9 @@ class Pages:
         self.intact_checks -= 1
         return self.intact_checks >= 0
 
+    def stayed(self, offset: int, count: int) -> bool:
+        return True
+
     async def restore(self, offset: int, count: int) -> memoryview | None:
         self.asked.append(offset)
         await asyncio.sleep(0)
