@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.clock import Moment
-from gateway.errors import InConflict
+from gateway.errors import InConflict, PartInUse
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
@@ -169,8 +170,13 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.has(is_open))
     @rule(data=st.data(), number=st.integers(1, 4), is_here=st.booleans())
     def store(self, data: st.DataObject, number: int, *, is_here: bool) -> None:
-        """A part; perhaps one for which there was no room here."""
+        """A part; perhaps one for which there was no room here. None of which the origin completes the upload now."""
         one, stored = self.pick(data, is_open), self.new_part(number)
+        if one.write.is_completed_of(number):
+            with pytest.raises(PartInUse):
+                self.tx.put_part(one.write.upload_id or "", stored, Moment(NOW))
+            self.made.remove(stored.file.name)
+            return
         if not is_here:
             self.made.remove(stored.file.name)
             stored = replace(stored, file=replace(stored.file, name=""), origin_etag=stored.file.etag)
