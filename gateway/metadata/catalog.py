@@ -9,11 +9,9 @@ What was asked before an own write of the key is never believed after it, on any
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import lmdb
 import structlog
@@ -39,7 +37,7 @@ from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
-from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
+from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
@@ -53,12 +51,32 @@ CHECKSUM_MODE = "x-amz-checksum-mode"
 Listing: TypeAlias = ListingIndex
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldVersion:
-    """The version of an object that is current within its slot's bound; `holds`: whether it still is."""
+class Hold(Protocol):
+    """What the version of an object that is current hangs on."""
+
+    def holds(self) -> bool:
+        """Whether it still is, within its slot's bound."""
+
+
+class HeldVersion(NamedTuple):
+    """The version of an object that is current as long as `hold` says so."""
 
     head: ObjectHead
-    holds: Callable[[], bool]
+    hold: Hold
+
+
+class _UntilThen:
+    """A record that may be believed until a time of the monotonic clock."""
+
+    __slots__ = ("_clock", "_record", "_until")
+
+    def __init__(self, record: HeldRecord, clock: Clock, until: float) -> None:
+        self._record = record
+        self._clock = clock
+        self._until = until
+
+    def holds(self) -> bool:
+        return self._clock.monotonic() < self._until and self._record.holds()
 
 
 class Catalog:
@@ -186,16 +204,17 @@ class Catalog:
         if self._store is None or slot.consistency not in ("immutable", "ttl"):
             return None
         held = self._store.hold(key)
-        if held is None or held.entry.head is None:
+        if held is None or held[0].head is None:
             return None
-        entry, head = held.entry, held.entry.head
+        entry, record = held
+        head = held[0].head
         if self._freshness(entry, slot) is not Freshness.FRESH or (with_checksums and not entry.with_checksums):
             return None
-        is_immutable = slot.consistency == "immutable"
-        until = math.inf if is_immutable else entry.observed_at.seconds + slot.metadata_ttl_seconds
-        monotonic, holds = self._clock.monotonic, held.holds
+        hold: Hold = record
+        if slot.consistency != "immutable":
+            hold = _UntilThen(record, self._clock, entry.observed_at.seconds + slot.metadata_ttl_seconds)
         stripped = entry.with_checksums and not with_checksums
-        return HeldVersion(without_checksums(head) if stripped else head, lambda: monotonic() < until and holds())
+        return HeldVersion(without_checksums(head) if stripped else head, hold)
 
     def has_learned(self, version: ObjectVersion) -> bool:
         """Whether this version is the last one that was learned of its key, at any age, and not written since."""

@@ -45,7 +45,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import lmdb
 import structlog
@@ -95,8 +95,14 @@ class ObjectHead:
     @cached_property
     def of_range(self) -> EncodedHeaders:
         """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
-        onward = self.of_whole.pairs
-        return EncodedHeaders.of((name, value) for name, value in onward if not name.startswith("x-amz-checksum-"))
+        return of_part(self.of_whole)
+
+
+def of_part(of_whole: EncodedHeaders) -> EncodedHeaders:
+    """`ObjectHead.of_range` of an `ObjectHead.of_whole`."""
+    if b"x-amz-checksum-" not in of_whole.lines:
+        return of_whole
+    return EncodedHeaders.of(pair for pair in of_whole.pairs if not pair[0].startswith("x-amz-checksum-"))
 
 
 def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) -> tuple[ObjectHead, ByteRange | None]:
@@ -426,6 +432,11 @@ def create(path: Path) -> None:
         os.close(descriptor)
 
 
+Watch: TypeAlias = tuple[int, int, int, int, int, int]
+"""Cell and epoch of a bucket, and both cells of a key and what is in them. Plain, as many of these are kept: the
+collector of cycles lets tuples of numbers be."""
+
+
 class InvalidationEpochs:
     """The cells, as one process sees them. All but `sync` may run on the event loop.
 
@@ -472,16 +483,16 @@ class InvalidationEpochs:
             return True
         return bool(cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] == second)
 
-    def watch(self, observed: ObservedAt, bucket: str, record_key: bytes) -> Callable[[], bool]:
-        """`is_current`, to be asked again and again."""
-        cells, (first, second) = self._cells, observed.cells
-        epoch, bucket_cell, digest = observed.epoch, _bucket_cell(bucket), crc64nvme(record_key)
+    def watch(self, observed: ObservedAt, bucket: str, record_key: bytes) -> Watch:
+        """What `is_as_watched` is to be asked again and again, in place of `is_current`."""
+        digest = crc64nvme(record_key)
         one, other = _FIRST_KEY + (digest & _ROW_MASK), _SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)
+        return _bucket_cell(bucket), observed.epoch, one, observed.cells[0], other, observed.cells[1]
 
-        def is_current() -> bool:
-            return cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second)
-
-        return is_current
+    def is_as_watched(self, watch: Watch) -> bool:
+        bucket_cell, epoch, one, first, other, second = watch
+        cells = self._cells
+        return bool(cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second))
 
     def change_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""

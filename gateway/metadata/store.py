@@ -37,6 +37,7 @@ from gateway.metadata.entries import (
     EXTRA_BYTES_MAX,
     Entry,
     InvalidationEpochs,
+    Watch,
     catalog_key,
     has_extra,
     is_version,
@@ -144,9 +145,6 @@ SIZE_BYTES_MAX = 16 * 1024**3
 LANDED_PER_TRANSACTION = 32
 """About half a millisecond: own writes of other processes wait no longer than that."""
 
-UNPACKED_MAX = 16_384
-"""Entries kept unpacked: about a kilobyte of memory each."""
-
 _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
@@ -161,23 +159,40 @@ class CatalogUpdate:
     of_version: bool = False
 
 
-@immutable
-class HeldEntry:
-    """What is known of a key; `holds`: whether a look-up would say the same now."""
+class HeldRecord:
+    """A record that was looked up, as many as are kept: so all of it in one object."""
 
-    entry: Entry
-    holds: Callable[[], bool]
+    __slots__ = ("_extra", "_key", "_record", "_seen", "_store", "_watch")
+
+    def __init__(self, store: CatalogStore, key: bytes, record: bytes, extra: bytes, watch: Watch, seen: int) -> None:
+        self._store = store
+        self._key = key
+        self._record = record
+        self._extra = extra
+        self._watch = watch
+        self._seen = seen
+
+    def holds(self) -> bool:
+        """Whether a look-up would say the same now."""
+        store = self._store
+        if not store.epochs.is_as_watched(self._watch):
+            return False
+        number = store.last_commit.number()
+        if number != self._seen:
+            if store.packed(self._key) != (self._record, self._extra):
+                return False
+            self._seen = number
+        return True
 
 
 class CatalogStore:
     """One process's view of the records."""
 
     def __init__(self, directory: Path, epochs: InvalidationEpochs, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
-        self._epochs = epochs
+        self.epochs = epochs
         self._size_bytes_max = size_bytes_max
         self._swept = b""
-        self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
-        self._last_commit = LastCommit(directory)
+        self.last_commit = LastCommit(directory)
         self._environment, tables = open_environment(
             directory,
             (b"entries", b"extras", b"versions"),
@@ -189,36 +204,25 @@ class CatalogStore:
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
         record_key = catalog_key(key)
-        record, extra = self._packed(record_key)
+        record, extra = self.packed(record_key)
         if record is None:
             return None
-        entry = self._unpack(record_key, key, record, extra)
-        if entry is None or not self._epochs.is_current(entry.observed_at, key.bucket, record_key):
+        entry = unpack(record_key, key, record, extra)
+        if entry is None or not self.epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
 
-    def hold(self, key: ObjectKey) -> HeldEntry | None:
+    def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
         """The same as `lookup`, for who asks again and again whether it is still so."""
-        record_key, last_commit = catalog_key(key), self._last_commit.number
-        seen = last_commit()
-        record, extra = self._packed(record_key)
-        entry = self._unpack(record_key, key, record, extra) if record is not None else None
+        record_key, seen = catalog_key(key), self.last_commit.number()
+        record, extra = self.packed(record_key)
+        entry = unpack(record_key, key, record, extra) if record is not None else None
         if record is None or entry is None:
             return None
-        is_current = self._epochs.watch(entry.observed_at, key.bucket, record_key)
-
-        def holds() -> bool:
-            nonlocal seen
-            if not is_current():
-                return False
-            number = last_commit()
-            if number != seen:
-                if self._packed(record_key) != (record, extra):
-                    return False
-                seen = number
-            return True
-
-        return HeldEntry(entry, holds) if is_current() else None
+        watch = self.epochs.watch(entry.observed_at, key.bucket, record_key)
+        if not self.epochs.is_as_watched(watch):
+            return None
+        return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
     def lookup_version(self, version: ObjectVersion) -> Entry | None:
         """What is known of one version; no own write voids it. None also when the disk gives nothing."""
@@ -231,7 +235,7 @@ class CatalogStore:
         if packed is None:
             return None
         start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
-        return self._unpack(record_key, version.key, packed[_LENGTH_BYTES:start], packed[start:])
+        return unpack(record_key, version.key, packed[_LENGTH_BYTES:start], packed[start:])
 
     def land(self, updates: Sequence[CatalogUpdate]) -> None:
         """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
@@ -250,10 +254,10 @@ class CatalogStore:
         What is known of another version is void from then on, on every worker. Called in the listing's thread.
         """
         record_key = catalog_key(key)
-        packed, extra = self._packed(record_key)
+        packed, extra = self.packed(record_key)
         entry = unpack(record_key, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
-            self._epochs.change_key(key)
+            self.epochs.change_key(key)
 
     def entries(self) -> int:
         """How many keys have a record, void ones included."""
@@ -264,9 +268,9 @@ class CatalogStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
-        self._last_commit.close()
+        self.last_commit.close()
 
-    def _packed(self, record_key: bytes) -> tuple[bytes | None, bytes]:
+    def packed(self, record_key: bytes) -> tuple[bytes | None, bytes]:
         """Record and extra record; what the disk does not give is not known."""
         try:
             with self._environment.begin(self._entries) as transaction:
@@ -276,19 +280,6 @@ class CatalogStore:
                 return record, _get(transaction, self._extras, record_key) or b""
         except lmdb.Error:
             return None, b""
-
-    def _unpack(self, record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
-        """Unpacked and checked, or the same bytes' entry from before: half the cost of a look-up."""
-        known = self._unpacked.get(record_key)
-        if known is not None and known[0] == record and known[1] == extra:
-            return known[2]
-        entry = unpack(record_key, key, record, extra)
-        if entry is not None:
-            self._unpacked.pop(record_key, None)
-            self._unpacked[record_key] = record, extra, entry
-            if len(self._unpacked) > UNPACKED_MAX:
-                del self._unpacked[next(iter(self._unpacked))]
-        return entry
 
     def _land_version(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
         if update.entry.head is None:
@@ -304,7 +295,7 @@ class CatalogStore:
             self._land_version(transaction, update)
             return
         record_key = catalog_key(update.key)
-        if not self._epochs.is_current(update.entry.observed_at, update.key.bucket, record_key):
+        if not self.epochs.is_current(update.entry.observed_at, update.key.bucket, record_key):
             return
         record, extra = pack(record_key, update.entry)
         if len(extra) > EXTRA_BYTES_MAX:

@@ -18,13 +18,15 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.reading.sources import HeldObject, WarmSpan
 from gateway.counting import HitTally
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
+from gateway.metadata.entries import of_part
+from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import ObjectKey
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
     is_cacheable,
     judged_by_the_origin,
-    not_modified_headers,
+    of_not_modified,
 )
 from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders
@@ -53,7 +55,22 @@ class PreparedAnswer(NamedTuple):
 
 
 class PreparedRead:
-    """GET or HEAD of one object. Made by `prepare_read`."""
+    """GET or HEAD of one object. Made by `prepare_read`. As many are kept, it is of few objects: the collector of
+    cycles looks at each of them, and nothing else is done meanwhile."""
+
+    __slots__ = (
+        "_blocks",
+        "_buffer",
+        "_etag",
+        "_hold",
+        "_is_head",
+        "_key",
+        "_length",
+        "_size_bytes",
+        "_slot",
+        "_tally",
+        "_whole",
+    )
 
     def __init__(
         self,
@@ -65,19 +82,17 @@ class PreparedRead:
         blocks: HeldObject,
         tally: TallyOf,
     ) -> None:
-        head, version = held.head, held.head.version
+        version = held.head.version
         self._buffer = services.writeback
         self._key = key
-        self._held = held
+        self._slot = slot
+        self._hold = held.hold
         self._blocks = blocks
         self._is_head = operation is Operation.HEAD_OBJECT
         self._etag, self._size_bytes = version.etag.encode("latin-1"), version.size_bytes
-        self._whole, self._part = head.of_whole.lines, head.of_range.lines
+        self._whole = held.head.of_whole.lines
         self._length = b"content-length: %d\r\n\r\n" % version.size_bytes
-        self._not_modified = EncodedHeaders.of(not_modified_headers(head)).lines + b"\r\n"
-        self._of_whole, self._of_part, self._of_unchanged = (
-            tally(operation, slot, status) for status in ("200", "206", "304")
-        )
+        self._tally = tally
 
     def is_pending(self) -> bool:
         """Whether something may be pending under the key. To be asked before `holds`: what is flushed meanwhile is in
@@ -86,13 +101,22 @@ class PreparedRead:
 
     def holds(self) -> bool:
         """Whether the version is still the one to answer by."""
-        return self._held.holds()
+        return self._hold.holds()
+
+    def _counted(self, status: str) -> HitTally:
+        return self._tally(Operation.HEAD_OBJECT if self._is_head else Operation.GET_OBJECT, self._slot, status)
 
     def _of_all(self) -> PreparedAnswer | None:
-        if self._is_head:
-            return PreparedAnswer(self._of_whole, self._whole, self._length, None)
-        span = self._blocks.span(0, self._size_bytes)
-        return PreparedAnswer(self._of_whole, self._whole, self._length, span) if span is not None else None
+        span = None
+        if not self._is_head:
+            span = self._blocks.span(0, self._size_bytes)
+            if span is None:
+                return None
+        return PreparedAnswer(self._counted("200"), self._whole, self._length, span)
+
+    def _unchanged(self) -> PreparedAnswer:
+        lines = EncodedHeaders.of(of_not_modified(EncodedHeaders(self._whole).pairs)).lines
+        return PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None)
 
     def answer(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> PreparedAnswer | None:
         """The answer by the version, to these values of Range, If-Match and If-None-Match; None: `read_object` is to
@@ -113,7 +137,7 @@ class PreparedRead:
             return None
         if other is not None:
             if other == self._etag:
-                return PreparedAnswer(self._of_unchanged, b"", self._not_modified, None)
+                return self._unchanged()
             if not _STRONG_ETAG.fullmatch(other):
                 return None
         if asked is None:
@@ -124,7 +148,7 @@ class PreparedRead:
         if span is None:
             return None
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
-        return PreparedAnswer(self._of_part, self._part, lengths, span)
+        return PreparedAnswer(self._counted("206"), of_part(EncodedHeaders(self._whole)).lines, lengths, span)
 
 
 class _Told(NamedTuple):
@@ -173,7 +197,7 @@ class StrictRead:
 
     def learn(self, head: ObjectHead, fixed: Sequence[tuple[str, str]], identity: bytes) -> _Told:
         """The origin says something else than it did last."""
-        held = HeldVersion(head, _always)
+        held = HeldVersion(head, _TOLD_EACH_TIME)
         read = _read(self._services, self._request, self._key, self.slot, held, self._tally)
         self.latest = _Told(fixed, identity, read)
         return self.latest
@@ -230,9 +254,28 @@ def _is_intact(span: WarmSpan | None) -> bool:
     return span is None or span.intact(span.span.offset, span.span.count)
 
 
-def _always() -> bool:
-    """The origin says it, which is asked each time."""
-    return True
+class _ToldEachTime:
+    """The origin is asked."""
+
+    def holds(self) -> bool:
+        return True
+
+
+_TOLD_EACH_TIME = _ToldEachTime()
+
+
+class _OfSnapshot:
+    """A version in a slot that is frozen, as long as it is so by this snapshot."""
+
+    __slots__ = ("_slot", "_snapshot", "_snapshots")
+
+    def __init__(self, snapshots: SnapshotRegistry, slot: Slot, snapshot: object) -> None:
+        self._snapshots = snapshots
+        self._slot = slot
+        self._snapshot = snapshot
+
+    def holds(self) -> bool:
+        return self._snapshots.of(self._slot) is self._snapshot
 
 
 def _fixed(head: ObjectHead) -> Sequence[tuple[str, str]]:
@@ -292,4 +335,4 @@ def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: b
     snapshots = services.snapshots
     snapshot = snapshots.of(slot)
     head = snapshot.head(key.key, with_checksums=with_checksums) if snapshot is not None else None
-    return HeldVersion(head, lambda: snapshots.of(slot) is snapshot) if head is not None else None
+    return HeldVersion(head, _OfSnapshot(snapshots, slot, snapshot)) if head is not None else None

@@ -19,7 +19,7 @@ Once the first byte is out, a change can only end the connection: bytes of two v
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -652,7 +652,12 @@ def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
 
 def not_modified_headers(head: ObjectHead) -> list[tuple[str, str]]:
     """Those of a 304 (RFC 9110, 15.4.5)."""
-    return [pair for pair in filter_response_headers(head.headers) if pair[0] in _OF_NOT_MODIFIED]
+    return of_not_modified(filter_response_headers(head.headers))
+
+
+def of_not_modified(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of an answer's that a 304 has, too."""
+    return [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED]
 
 
 def _asked_range(context: RequestContext, head: ObjectHead) -> ByteRange | None:

@@ -283,11 +283,15 @@ def _seconds(found: re.Match[str]) -> float | None:
 
 def format_http_date(seconds: float) -> str:
     """IMF-fixdate of `seconds` since the epoch, the fraction cut off: `Wed, 12 Oct 2009 17:50:00 GMT`."""
-    at = gmtime(seconds)
-    return (
-        f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04} "
-        f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
-    )
+    day, second = divmod(math.floor(seconds), 86_400)
+    return f"{_http_day(day)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
+
+
+@lru_cache(maxsize=1024)
+def _http_day(number: int) -> str:
+    """The day in an IMF-fixdate; `number` counts from 1 January 1970."""
+    at = gmtime(number * 86_400)
+    return f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04}"
 
 
 def format_iso_date(seconds: float) -> str:

@@ -46,3 +46,4 @@ def test_fractions_are_cut_off() -> None:
     """HTTP dates have seconds only; rounding up would be a date in the future."""
     assert format_http_date(1255369800.999) == "Mon, 12 Oct 2009 17:50:00 GMT"
     assert format_iso_date(1255369800.999) == "2009-10-12T17:50:00Z"
+    assert format_http_date(-0.5) == "Wed, 31 Dec 1969 23:59:59 GMT"

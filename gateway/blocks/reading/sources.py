@@ -78,8 +78,8 @@ class ReadDependencies:
     clock: Clock
     observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
-    held_extents: dict[bytes, tuple[int, bytes, Extent]] = field(default_factory=dict)
-    """What `HeldObject` has unpacked: a block's row and its extent, and the index's commit at which it was so."""
+    held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
+    """What `HeldObject` has looked up: a block's rows, and the index's commit at which they were so."""
 
 
 BLOCKS_LOOKED_UP_MAX = 1024
@@ -431,6 +431,8 @@ class WarmSpan(PinnedFileSpan):
 class HeldObject:
     """Spans of one version's blocks, for who asks for them again and again: what never changes is worked out once."""
 
+    __slots__ = ("_ids", "_size_bytes", "_slot", "_tools", "_version")
+
     def __init__(self, tools: ReadDependencies, version: ObjectVersion, slot: str) -> None:
         self._tools = tools
         self._version = version
@@ -457,31 +459,27 @@ class HeldObject:
 
 def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
     """As `BlockIndex.lookup`, for who asks again and again."""
-    index, held = tools.directory.index, tools.held_extents
+    index, held = tools.directory.index, tools.held_rows
     commit = index.last_commit.number()
     known = held.get(block_id)
     if known is not None and known[0] == commit:
-        return known[2]
+        return layout.unpack_extent(*known[1])
     try:
         rows = index.rows(block_id)
     except StoreUnavailable:
         return None
     if rows is None:
         return None
-    if known is not None and known[1] == rows[0]:
-        extent = known[2]
-    else:
-        if len(held) >= HELD_EXTENTS_MAX:
-            held.clear()
-        extent = layout.unpack_extent(*rows)
-    held[block_id] = commit, rows[0], extent
-    return extent
+    if len(held) >= HELD_ROWS_MAX:
+        held.clear()
+    held[block_id] = commit, rows
+    return layout.unpack_extent(*rows)
 
 
 HELD_IDS_MAX = 16
 """Of one object; 150 bytes each."""
 
-HELD_EXTENTS_MAX = 16_384
+HELD_ROWS_MAX = 16_384
 """Of all objects; 1 to 2 KiB each where blocks are large."""
 
 

@@ -33,7 +33,6 @@ from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
-from gateway.edge.server.file_pipe import send_span
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
@@ -45,7 +44,7 @@ from gateway.edge.server.request_head import (
     connection_scope,
     request_scope,
 )
-from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
+from gateway.edge.server.response import WriteWatch, refusal_bytes, send_span, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import BlockDamaged, S3Error
 from gateway.objects import PinnedFileSpan

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -55,6 +56,9 @@ _LEARNED_BY_CONNECTION_MAX = 16
 """A client whose heads differ in what is taken for fixed is not looked at for ever."""
 
 _OBJECTS_MAX = 16_384
+_KEPT_ONE_IN = 16
+"""A data set that is larger than what is kept is read in turn, or shuffled, again and again: what would be put out for
+each of its objects is what comes next. So one in some is kept, in place of any other."""
 
 _ASKED_PLACES = 1 << 20
 """A byte each: data sets of a million objects are known to have been asked for before. A power of two."""
@@ -106,10 +110,14 @@ class PreparedRequests:
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
         self._objects: dict[object, _Known] = {}
+        self._places: list[object] = []
+        """Where the answers are, or were, that are kept: as many as there may be."""
+        self._dice = random.Random()
         self._asked = bytearray(_ASKED_PLACES)
         """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
         later."""
         self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
+        self._tally_of = self._tally  # one for all that are kept
         self._laying: asyncio.TimerHandle | None = None
         self.latest: list[PreparedHead] = []
         """The kinds that were learned last, or used last by a connection that had not had them yet."""
@@ -290,16 +298,27 @@ class PreparedRequests:
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
-        self._objects.pop(place, None)
         known = self._prepared(head, values, key)
         if known is None:
+            self._objects.pop(place, None)
             return None
         if not isinstance(known.read, StrictRead):  # that has been worth it when it is answered
             self._was_worth_it(place)
-        if len(self._objects) >= _OBJECTS_MAX:
-            del self._objects[next(iter(self._objects))]
-        self._objects[place] = known
+        self._keep(place, known)
         return known
+
+    def _keep(self, place: object, known: _Known) -> None:
+        places, draw = self._places, self._dice.random
+        if place not in self._objects:
+            if len(places) < _OBJECTS_MAX:
+                places.append(place)
+            elif draw() * _KEPT_ONE_IN < 1:
+                at = int(draw() * len(places))
+                self._objects.pop(places[at], None)
+                places[at] = place
+            else:
+                return
+        self._objects[place] = known
 
     def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
         services, of_first = self._services, head.request
@@ -315,7 +334,7 @@ class PreparedRequests:
             authorise(request, key.grant, services.slots)
         except S3Error:
             return None
-        read = prepare_read(services, request, self._tally)
+        read = prepare_read(services, request, self._tally_of)
         return _Known(key.grant, read) if read is not None else None
 
 

@@ -16,9 +16,8 @@ import pytest
 from gateway.blocks.files.block_file import BlockFile, ChunkChecksums
 from gateway.blocks.files.page_cache import PAGE_BYTES
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.edge.server import file_pipe
-from gateway.edge.server.file_pipe import STEP_BYTES, send_span
-from gateway.edge.server.response import FileSender
+from gateway.edge.server import response
+from gateway.edge.server.response import STEP_BYTES, FileSender, send_span
 from gateway.errors import BlockDamaged
 from gateway.objects import FileSpan
 from tests.support.page_cache import drop_unmapped, page_out
@@ -92,14 +91,14 @@ def before_taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
     """Have something happen once, when the pages were looked at and the kernel is about to take them."""
 
     def happens(what: Callable[[], None]) -> None:
-        take, left = file_pipe._Pipe.take, [what]
+        take, left = response._Pipe.take, [what]
 
-        def taking(pipe: file_pipe._Pipe, descriptor: int, offset: int, count: int) -> int:
+        def taking(pipe: response._Pipe, descriptor: int, offset: int, count: int) -> int:
             if left:
                 left.pop()()
             return take(pipe, descriptor, offset, count)
 
-        monkeypatch.setattr(file_pipe._Pipe, "take", taking)
+        monkeypatch.setattr(response._Pipe, "take", taking)
 
     return happens
 
@@ -170,7 +169,7 @@ def test_what_goes_wrong_on_the_way_leaves_nothing_in_the_pipe(
         raise OSError(errno.EIO, "as it may be")
 
     with monkeypatch.context() as patched:
-        patched.setattr(block if where == "stayed" else file_pipe._Pipe, where, fails)
+        patched.setattr(block if where == "stayed" else response._Pipe, where, fails)
         with pytest.raises(OSError, match="as it may be"):
             send_span(server.fileno(), block.span, 0, 70_000)
     arrived = received(client)
@@ -184,8 +183,8 @@ def test_a_user_with_many_pipes_gets_small_ones_that_serve(
 ) -> None:
     """/proc/sys/fs/pipe-user-pages-soft: then a pipe is two pages, and cannot be made larger."""
     server, client = line
-    monkeypatch.setattr(file_pipe, "_of_thread", type(file_pipe._of_thread)())
-    fcntl.fcntl(file_pipe._pipe_of_this_thread()._in, fcntl.F_SETPIPE_SZ, 2 * PAGE_BYTES)
+    monkeypatch.setattr(response, "_of_thread", type(response._of_thread)())
+    fcntl.fcntl(response._pipe_of_this_thread()._in, fcntl.F_SETPIPE_SZ, 2 * PAGE_BYTES)
     assert send_span(server.fileno(), block.span, 100, 50_000) == 50_000
     assert received(client) == CONTENT[100:50_100]
 
@@ -211,9 +210,9 @@ def test_a_forked_process_has_a_pipe_of_its_own(block: Block, line: tuple[socket
     """Two that shared one would send each other's bytes."""
     server, _ = line
     send_span(server.fileno(), block.span, 0, 5_000)
-    parents = os.readlink(f"/proc/self/fd/{file_pipe._pipe_of_this_thread()._in}")
+    parents = os.readlink(f"/proc/self/fd/{response._pipe_of_this_thread()._in}")
     child = os.fork()
     if not child:
-        same = os.readlink(f"/proc/self/fd/{file_pipe._pipe_of_this_thread()._in}") == parents
+        same = os.readlink(f"/proc/self/fd/{response._pipe_of_this_thread()._in}") == parents
         os._exit(1 if same else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
