@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading.sources import HeldObject, WarmSpan
+from gateway.blocks.reading.sources import HeldObject, UnreadSpan, WarmSpan
 from gateway.counting import HitTally
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part
@@ -52,6 +52,45 @@ class PreparedAnswer(NamedTuple):
     before: bytes
     behind: bytes
     span: WarmSpan | None
+
+    def with_bytes(self, span: WarmSpan | UnreadSpan | None) -> PreparedAnswer | PreparedVerification | None:
+        """The answer with a body; None: there is none to be had here."""
+        if isinstance(span, WarmSpan):
+            return self._replace(span=span)
+        return PreparedVerification(self, span) if span is not None else None
+
+    def close(self) -> None:
+        """It is not sent."""
+        if self.span is not None:
+            self.span.close()
+
+
+class PreparedVerification:
+    """An answer whose bytes have to be read and verified before: `ask`, and `close` where that is all."""
+
+    __slots__ = ("_answer", "_unread", "told")
+
+    def __init__(self, answer: PreparedAnswer, unread: UnreadSpan) -> None:
+        self._answer = answer
+        self._unread = unread
+        self.told: ObjectHead | Exception | None = None
+        """As of `PreparedQuestion`: the origin is not asked."""
+
+    @property
+    def slot(self) -> str:
+        return self._answer.tally.slot
+
+    async def ask(self) -> PreparedAnswer | None:
+        """The answer; None: `read_object` is to be asked."""
+        span = await self._unread.verified()
+        if span is None:
+            return None
+        self._answer = self._answer._replace(span=span)
+        return self._answer
+
+    def close(self) -> None:
+        """The answer is not sent. Idempotent."""
+        self._answer.close()
 
 
 class PreparedRead:
@@ -106,19 +145,17 @@ class PreparedRead:
     def _counted(self, status: str) -> HitTally:
         return self._tally(Operation.HEAD_OBJECT if self._is_head else Operation.GET_OBJECT, self._slot, status)
 
-    def _of_all(self) -> PreparedAnswer | None:
-        span = None
-        if not self._is_head:
-            span = self._blocks.span(0, self._size_bytes)
-            if span is None:
-                return None
-        return PreparedAnswer(self._counted("200"), self._whole, self._length, span)
+    def _of_all(self) -> PreparedAnswer | PreparedVerification | None:
+        answer = PreparedAnswer(self._counted("200"), self._whole, self._length, None)
+        return answer if self._is_head else answer.with_bytes(self._blocks.span(0, self._size_bytes))
 
     def _unchanged(self) -> PreparedAnswer:
         lines = EncodedHeaders.of(of_not_modified(EncodedHeaders(self._whole).pairs)).lines
         return PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None)
 
-    def answer(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> PreparedAnswer | None:
+    def answer(
+        self, asked: bytes | None, match: bytes | None, other: bytes | None
+    ) -> PreparedAnswer | PreparedVerification | None:
         """The answer by the version, to these values of Range, If-Match and If-None-Match; None: `read_object` is to
         be asked."""
         if asked is None and match is None and other is None:
@@ -144,11 +181,11 @@ class PreparedRead:
             return self._of_all()
         last = min(last, size_bytes - 1)
         count = last - first + 1
-        span = self._blocks.span(first, count) if count > 0 else None
-        if span is None:
+        if count <= 0:
             return None
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
-        return PreparedAnswer(self._counted("206"), of_part(EncodedHeaders(self._whole)).lines, lengths, span)
+        answer = PreparedAnswer(self._counted("206"), of_part(EncodedHeaders(self._whole)).lines, lengths, None)
+        return answer.with_bytes(self._blocks.span(first, count))
 
 
 class _Told(NamedTuple):
@@ -206,22 +243,30 @@ class StrictRead:
 class PreparedQuestion:
     """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all."""
 
-    __slots__ = ("_answer", "_known", "_values", "read", "told")
+    __slots__ = ("_answer", "_known", "_read", "_values", "told")
 
     def __init__(
-        self, read: StrictRead, known: _Told | None, answer: PreparedAnswer | None, values: Conditions
+        self,
+        read: StrictRead,
+        known: _Told | None,
+        answer: PreparedAnswer | PreparedVerification | None,
+        values: Conditions,
     ) -> None:
-        self.read = read
+        self._read = read
         self._known = known
         self._answer = answer
         self._values = values
         self.told: ObjectHead | Exception | None = None
         """What has come of the question."""
 
+    @property
+    def slot(self) -> str:
+        return self._read.slot.name
+
     async def ask(self) -> PreparedAnswer | None:
         """The answer by what the origin says; None: `read_object` is to go on from what was `told`."""
         try:
-            head = self.told = await self.read.ask()
+            head = self.told = await self._read.ask()
         except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
             self.told = error
             return None
@@ -229,12 +274,14 @@ class PreparedQuestion:
         known, answer = self._known, self._answer
         if known is None or known.fixed != fixed:
             self.close()
-            known = self.read.latest
+            known = self._read.latest
             if known is None or known.fixed != fixed:
-                known = self.read.learn(head, fixed, identity)
+                known = self._read.learn(head, fixed, identity)
             answer = known.read.answer(*self._values) if known.read is not None else None
-        elif answer is not None and not _is_intact(answer.span):
+        elif isinstance(answer, PreparedAnswer) and not _is_intact(answer.span):
             return None
+        if isinstance(answer, PreparedVerification):
+            answer = await answer.ask()
         if answer is None:
             return None
         if identity != known.identity and answer.before:
@@ -245,8 +292,8 @@ class PreparedQuestion:
     def close(self) -> None:
         """The answer is not sent. Idempotent."""
         answer, self._answer = self._answer, None
-        if answer is not None and answer.span is not None:
-            answer.span.close()
+        if answer is not None:
+            answer.close()
 
 
 def _is_intact(span: WarmSpan | None) -> bool:

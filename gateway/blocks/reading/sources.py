@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
+from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
 from gateway.blocks.index.index import AccessLog
@@ -28,7 +30,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.reading.verifying import AheadRoom, PieceVerifier
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
-from gateway.errors import OriginBusy, StoreUnavailable
+from gateway.errors import BlockError, OriginBusy, StoreUnavailable
 from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
 
@@ -440,8 +442,9 @@ class HeldObject:
         self._size_bytes = tools.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
 
-    def span(self, first: int, count: int) -> WarmSpan | None:
-        """As `warm_span`; who asks counts the bytes."""
+    def span(self, first: int, count: int) -> WarmSpan | UnreadSpan | None:
+        """As `warm_span`; who asks counts the bytes. Where they are to be read and verified before, a few at that, what
+        does so."""
         tools, size_bytes = self._tools, self._size_bytes
         number = first // size_bytes
         if (first + count - 1) // size_bytes != number or not tools.isolation.readable:
@@ -454,7 +457,53 @@ class HeldObject:
         if block_id in tools.ahead_marks:
             return None
         extent = _held_extent(tools, block_id)
-        return _span_of(tools, extent, first - number * size_bytes, count, self._slot, cached=None) if extent else None
+        if extent is None:
+            return None
+        position = first - number * size_bytes
+        found = _span_of(tools, extent, position, count, self._slot, cached=None)
+        if found is None and count <= UNREAD_BYTES_MAX:
+            return UnreadSpan(tools, extent, position, count, self._slot)
+        return found
+
+
+class UnreadSpan:
+    """Bytes of one block that have to come from the device, or to be verified, before they are a `WarmSpan`."""
+
+    __slots__ = ("_count", "_extent", "_position", "_slot", "_tools")
+
+    def __init__(self, tools: ReadDependencies, extent: Extent, position: int, count: int, slot: str) -> None:
+        self._tools = tools
+        self._extent = extent
+        self._position = position
+        self._count = count
+        self._slot = slot
+
+    async def verified(self) -> WarmSpan | None:
+        """The bytes, intact; None: whoever reads them as usual finds out why they are not. Who asks counts them."""
+        tools, extent, position, count = self._tools, self._extent, self._position, self._count
+        file = tools.open_files.get(extent.file)
+        if file is None:
+            store = tools.directory.store
+            await tools.threads.disk(_open_and_verify, tools.open_files, store, extent, position, count)
+        else:
+            with file:
+                work = tools.threads.disk_holding(file, _verify, extent, position, count)
+            await work
+        return _span_of(tools, extent, position, count, self._slot, cached=None)
+
+
+UNREAD_BYTES_MAX = 1024 * 1024
+"""What is read in one go before the first of it is sent. More is read piece by piece (verifying.py)."""
+
+
+def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, position: int, count: int) -> None:
+    with suppress(BlockError), open_files.opened(extent, store.open_published) as file:
+        _verify(file, extent, position, count)
+
+
+def _verify(file: BlockLease, extent: Extent, position: int, count: int) -> None:
+    with suppress(BlockError):
+        file.file.verify_unread(extent, position, count, reads_on=position + count == extent.length)
 
 
 def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
@@ -489,7 +538,10 @@ def _span_of(
     file = tools.open_files.get(extent.file)
     if file is None:
         return None
-    if not file.file.intact(extent, position, count):
+    block_file = file.file
+    if not block_file.intact(extent, position, count) and not (
+        block_file.verify_at_once(tools.residency, extent, position, count)
+    ):
         file.close()
         return None
     tools.accesses.note(extent.file)

@@ -31,6 +31,7 @@ from gateway.operations.prepared_reads import (
     PreparedAnswer,
     PreparedQuestion,
     PreparedRead,
+    PreparedVerification,
     StrictRead,
     is_plain,
     prepare_read,
@@ -84,9 +85,9 @@ class _Known(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A request that is answered when the origin has said what it says of its object now."""
+    """A request whose answer is waited for: the origin says what it says of the object now, or its bytes are read."""
 
-    prepared: PreparedQuestion
+    prepared: PreparedQuestion | PreparedVerification
     access_key_id: str
     place: object
 
@@ -159,10 +160,13 @@ class PreparedRequests:
         if isinstance(read, StrictRead):
             question = read.question(said)
             return Question(question, key.access_key_id, place) if question is not None else None
-        return read.answer(*said)
+        answer = read.answer(*said)
+        if isinstance(answer, PreparedVerification):
+            return Question(answer, key.access_key_id, place)
+        return answer
 
     async def ask(self, question: Question, began: float) -> PreparedAnswer | Told:
-        """The answer by what the origin says; else what it has said, for the whole way.
+        """The answer that was waited for; else what the origin has said, for the whole way.
 
         To be called in a task of the request's own, which ends when the client leaves.
         """
@@ -174,7 +178,7 @@ class PreparedRequests:
             answer = await prepared.ask()
         except (ClientDisconnected, asyncio.CancelledError) as error:
             is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
-            self._not_answered(prepared.read, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
+            self._not_answered(prepared.slot, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
             raise
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
             self._log.exception("what is prepared failed")
@@ -209,7 +213,7 @@ class PreparedRequests:
         if answer.span is not None:
             answer.span.close()
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally, tally.status, "hit", request_id, seconds, sent_bytes)
+            self._tell(tally.operation, tally.slot, tally.status, "hit", request_id, seconds, sent_bytes)
 
     async def go_on(
         self,
@@ -250,22 +254,28 @@ class PreparedRequests:
             self._services.catalog.observer.looked_up(tally.slot, "hit")
         self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally, status, "hit", request_id, seconds, sent_bytes)
+            self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, read: StrictRead, status: str, seconds: float) -> None:
-        tally = self._tally(Operation.GET_OBJECT, read.slot, status)
-        self._observer.ended(tally.operation, tally.slot, status, None, seconds, 0, 0)
+    def _not_answered(self, slot: str, status: str, seconds: float) -> None:
+        self._observer.ended(Operation.GET_OBJECT, slot, status, None, seconds, 0, 0)
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally, status, None, next_request_id(), seconds, 0)
+            self._tell(Operation.GET_OBJECT, slot, status, None, next_request_id(), seconds, 0)
 
     def _tell(
-        self, tally: HitTally, status: str, cache: str | None, request_id: str, seconds: float, sent_bytes: int
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        request_id: str,
+        seconds: float,
+        sent_bytes: int,
     ) -> None:
         self._log.debug(
             "request",
             request_id=request_id,
-            operation=tally.operation,
-            slot=tally.slot,
+            operation=operation,
+            slot=slot,
             status=status,
             cache=cache,
             seconds=round(seconds, 6),

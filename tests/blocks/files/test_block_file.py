@@ -127,6 +127,44 @@ def test_one_that_reads_on_changes_nothing_for_those_that_do_not(bench: Bench) -
     assert pages_in_memory(bench.file, START, LENGTH // PAGE_BYTES * PAGE_BYTES - START) == 3
 
 
+def test_few_bytes_that_are_in_memory_are_verified_at_once(bench: Bench) -> None:
+    """Nobody is waited for, and no device."""
+    residency = Residency()
+    assert bench.file.verify_at_once(residency, bench.extent, CHUNK_BYTES + 5, 10)
+    assert bench.intact(CHUNK_BYTES, CHUNK_BYTES)
+    assert not bench.intact(0, CHUNK_BYTES)
+
+
+def test_what_the_device_has_to_give_is_not_verified_at_once(bench: Bench) -> None:
+    residency = Residency()
+    bench.file.verify(bench.extent, 0, LENGTH)
+    evict(bench.file)
+    assert not bench.file.verify_at_once(residency, bench.extent, 0, CHUNK_BYTES)
+    assert pages_in_memory(bench.file, START, CHUNK_BYTES) <= 1, "one, that the kernel was asked whether it has it"
+
+
+def test_much_is_not_verified_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client would keep all others of the loop waiting."""
+    monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 2 * CHUNK_BYTES)
+    residency = Residency()
+    assert not bench.file.verify_at_once(residency, bench.extent, CHUNK_BYTES - 1, CHUNK_BYTES + 2)
+    assert not bench.intact(CHUNK_BYTES, 1)
+    assert bench.file.verify_at_once(residency, bench.extent, CHUNK_BYTES, 2 * CHUNK_BYTES)
+
+
+def test_a_thread_that_verifies_is_not_waited_for(bench: Bench) -> None:
+    with bench.file._verifying:
+        assert not bench.file.verify_at_once(Residency(), bench.extent, 0, 10)
+    assert bench.file.verify_at_once(Residency(), bench.extent, 0, 10)
+
+
+def test_1_4_damage_that_is_come_upon_at_once_is_not_intact(bench: Bench) -> None:
+    bench.flip(5)
+    assert not bench.file.verify_at_once(Residency(), bench.extent, 0, 10)
+    assert not bench.intact(0, 10)
+    assert bench.file.verify_at_once(Residency(), bench.extent, CHUNK_BYTES, 10), "and the lock is free again"
+
+
 def test_what_nobody_wants_any_more_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked before every step."""
     monkeypatch.setattr(block_file, "READ_STEP_BYTES", CHUNK_BYTES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files import page_cache
+from gateway.blocks.files import block_file, page_cache
 from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, ObjectVersion, PinnedFileSpan
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
@@ -73,8 +73,9 @@ def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, pac
     asyncio.run(scenario())
 
 
-def test_what_must_be_waited_for_is_none(tmp_path: Path) -> None:
-    """Not there; there and not verified yet; verified in part; in two blocks; another version."""
+def test_what_must_be_waited_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not there; there and not verified yet, where it is much; verified in part; in two blocks; another version."""
+    monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
 
     async def scenario() -> None:
         origin = make_origin()
@@ -101,8 +102,26 @@ def test_what_must_be_waited_for_is_none(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_file_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+def test_what_is_in_memory_and_little_is_verified_at_once(tmp_path: Path) -> None:
+    """Nobody has read it since it was written."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, version)
+            await cache.settle()
+            held = span_of(cache, version)
+            assert held is not None
+            assert bytes_of(held) == content_of(origin, version)
+            held.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_was_changed_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was verified was verified of the file as it was."""
+    monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
 
     async def scenario() -> None:
         origin = make_origin()

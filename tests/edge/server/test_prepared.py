@@ -29,6 +29,8 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.blocks.files import block_file
+from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
 from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
@@ -36,6 +38,7 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
 from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
+from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
 from gateway.metrics import CACHE_HIT_BYTES, PREPARED_REQUESTS, REQUESTS
@@ -630,6 +633,80 @@ def test_what_was_asked_for_before_is_known_of_a_million_others(tmp_path: Path) 
             return len(kept._objects) - kept_before
 
     assert asyncio.run(scenario()) == 1
+
+
+@asynccontextmanager
+async def one_prepared(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, list[str]]]:
+    """A gateway that has prepared `d/a`, and the paths that have gone the whole way since."""
+    async with pair(directory, random.Random(1), sizes=(1000,)) as both:
+        for _ in range(4):
+            for fields in ({}, {"range": "bytes=10-99"}):
+                await both.settled(both.ask(Asked("GET", "d/a", fields), "fast"))
+        whole_way: list[str] = []
+        start = S3Protocol._start_cycle
+
+        def started(protocol: S3Protocol, head: RequestHead, raw: bytes) -> None:
+            whole_way.append(raw.decode().split()[1])
+            start(protocol, head, raw)
+
+        monkeypatch.setattr(S3Protocol, "_start_cycle", started)
+        yield both, whole_way
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open file", "closed file"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in a thread"])
+def test_what_has_to_be_verified_before_does_not_go_the_whole_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool, at_once: bool
+) -> None:
+    """As in every epoch of a data set that is larger than memory."""
+    if not at_once:
+        monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        async with one_prepared(tmp_path, monkeypatch) as (both, whole_way):
+            open_files = both.gateway.blocks._tools.open_files
+            content = await both.ask(Asked("GET", "d/a", {}))
+            assert whole_way == ["/bucket/d/a"]
+            assert content is not None
+            for asked in (Asked("GET", "d/a", {}), Asked("GET", "d/a", {"range": "bytes=10-99"})):
+                for lease in list(open_files._leases.values()):
+                    lease.file.distrust()
+                if not is_open:
+                    open_files.drop(*list(open_files._leases))
+                answer = await both.ask(asked, "fast")
+                assert answer is not None
+                assert answer[1] == (content[1][10:100] if asked.fields else content[1])
+            assert whole_way == ["/bucket/d/a"]
+
+    asyncio.run(scenario())
+
+
+def damage(file: Path) -> None:
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in a thread"])
+def test_1_4_damage_that_is_come_upon_goes_the_whole_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """Which drops the block, and asks the origin for the bytes."""
+    if not at_once:
+        monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        async with one_prepared(tmp_path, monkeypatch) as (both, whole_way):
+            content = await both.ask(Asked("GET", "d/a", {}), "fast")
+            assert not whole_way
+            assert content is not None
+            _, extent = next(iter(both.gateway.blocks._tools.held_rows.values()))
+            damage(Path(both.gateway.blocks._tools.directory.store._place(unpack_extent(*extent).file)))
+            asked_before = both.gateway.origin.count()
+            answer = await both.ask(Asked("GET", "d/a", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content[1]
+            assert both.gateway.origin.count() > asked_before
+
+    asyncio.run(scenario())
 
 
 def looked_at(root: object, shared: Sequence[object]) -> list[object]:
