@@ -275,7 +275,7 @@ class BlockFile(SharedFile):
         self._is_segment = is_segment
         self._is_mappable = is_mappable
         self._marks: Marks = RecordMarks() if is_segment else ChunkMarks()
-        self._withdrawals = 0
+        self.withdrawals = 0
         """Grows when marks have been taken away, before what they stood for can look as if it were known again."""
         self._pages: MappedPages | None = None
         self._state: Fingerprint | None = None
@@ -289,10 +289,13 @@ class BlockFile(SharedFile):
         except OSError:
             return False
 
-    def stayed(self, extent: Extent, position: int, count: int) -> bool:
-        """As `objects.SpanFile.stayed`, of bytes of a block."""
-        pages, withdrawals = self._pages, self._withdrawals
-        if pages is None or not self._marks.covers(extent, position, count):
+    def stayed(self, extent: Extent, position: int, count: int, since: int = -1) -> bool:
+        """As `objects.SpanFile.stayed`, of bytes of a block; `since`: what `withdrawals` was before they were found
+        intact, if that is known."""
+        pages, withdrawals = self._pages, self.withdrawals
+        if pages is None:
+            return False
+        if since != withdrawals and not self._marks.covers(extent, position, count):
             return False
         try:
             if not pages.present(extent.offset + position, count):
@@ -300,7 +303,7 @@ class BlockFile(SharedFile):
         except OSError:
             return False
         # A page that has just been mapped anew was withdrawn before (`_map`).
-        return self._withdrawals == withdrawals or self._marks.covers(extent, position, count)
+        return self.withdrawals == withdrawals or self._marks.covers(extent, position, count)
 
     def was_written(self, first: int) -> None:
         """This process has written the file, and all of it is there.
@@ -406,7 +409,7 @@ class BlockFile(SharedFile):
                 return None
             for first, size in pages.absent_runs(offset, count):
                 self._marks.withdraw(first, size)
-                self._withdrawals += 1
+                self.withdrawals += 1
                 pages.map(first, size)
         except OSError:  # `check` says what is wrong with the file; without pages it is read each time
             return None
@@ -417,7 +420,7 @@ class BlockFile(SharedFile):
         state = fingerprint(self.descriptor)
         if state != self._state:
             self._marks.clear()
-            self._withdrawals += 1
+            self.withdrawals += 1
             self._state = state
         if self._pages is None and self._is_mappable:
             size_bytes = max(SEGMENT_MAPPED_BYTES, state[2]) if self._is_segment else state[2]

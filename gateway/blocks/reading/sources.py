@@ -376,7 +376,7 @@ _GIVEN_BACK = _GivenBack()
 class WarmSpan(PinnedFileSpan):
     """A range that lies in one block, and the account that its bytes go on when it is closed."""
 
-    __slots__ = ("_cached", "_extent", "_file", "_slot", "_tools")
+    __slots__ = ("_cached", "_extent", "_file", "_since", "_slot", "_tools")
 
     def __init__(
         self,
@@ -386,11 +386,13 @@ class WarmSpan(PinnedFileSpan):
         position: int,
         count: int,
         slot: str,
+        since: int,
         *,
         cached: bool | None = True,
     ) -> None:
         """`count` intact bytes at a position of the block; the lease becomes this span's to end.
 
+        `since` is of `BlockFile.stayed`.
         `cached`: whether the bytes count as hits, or as misses; None: they are counted elsewhere.
         """
         self.span = FileSpan(file.descriptor, extent.offset + position, count, self)
@@ -398,15 +400,21 @@ class WarmSpan(PinnedFileSpan):
         self._extent = extent
         self._file = file
         self._slot = slot
+        self._since = since
         self._cached = cached
 
     # As `objects.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
-        return self._file.file.intact(self._extent, offset - self._extent.offset, count)
+        file = self._file.file
+        if self._cached is False and file.unwritten(self._tools.residency, offset, count):
+            return True
+        return file.intact(self._extent, offset - self._extent.offset, count)
 
     def stayed(self, offset: int, count: int) -> bool:
-        return self._file.file.stayed(self._extent, offset - self._extent.offset, count)
+        if self._cached is False:
+            return self.intact(offset, count)
+        return self._file.file.stayed(self._extent, offset - self._extent.offset, count, self._since)
 
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._tools.threads, self._file, self._extent, offset, count)
@@ -539,13 +547,14 @@ def _span_of(
     if file is None:
         return None
     block_file = file.file
-    if not block_file.intact(extent, position, count) and not (
-        block_file.verify_at_once(tools.residency, extent, position, count)
-    ):
-        file.close()
-        return None
+    since = block_file.withdrawals
+    if not block_file.intact(extent, position, count):
+        since = -1
+        if not block_file.verify_at_once(tools.residency, extent, position, count):
+            file.close()
+            return None
     tools.accesses.note(extent.file)
-    return WarmSpan(tools, extent, file, position, count, slot, cached=cached)
+    return WarmSpan(tools, extent, file, position, count, slot, since, cached=cached)
 
 
 def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
