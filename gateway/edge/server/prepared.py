@@ -58,8 +58,11 @@ _LEARNED_BY_CONNECTION_MAX = 16
 
 _OBJECTS_MAX = 16_384
 _KEPT_ONE_IN = 16
-"""A data set that is larger than what is kept is read in turn, or shuffled, again and again: what would be put out for
-each of its objects is what comes next. So one in some is kept, in place of any other."""
+"""Of what comes again only after more requests than there are places: a data set that is larger than what is kept is
+read in turn, or shuffled, again and again, and what would be put out for each of its objects is what comes next."""
+
+_SLICE = 1024
+"""So many requests count as one time. A byte has the last 255."""
 
 _ASKED_PLACES = 1 << 20
 """A byte each: data sets of a million objects are known to have been asked for before. A power of two."""
@@ -117,6 +120,9 @@ class PreparedRequests:
         self._asked = bytearray(_ASKED_PLACES)
         """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
         later."""
+        self._count = 0
+        self._slices = bytearray(_ASKED_PLACES)
+        """When something was asked for last for which there was no place. By its hash; 0: not that anybody knew."""
         self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
         self._tally_of = self._tally  # one for all that are kept
         self._laying: asyncio.TimerHandle | None = None
@@ -141,6 +147,7 @@ class PreparedRequests:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
+        self._count += 1
         place = head.asker, values.raw_path
         known = self._objects.get(place)
         if known is None and not self._is_worth_it(place):
@@ -322,13 +329,20 @@ class PreparedRequests:
         if place not in self._objects:
             if len(places) < _OBJECTS_MAX:
                 places.append(place)
-            elif draw() * _KEPT_ONE_IN < 1:
+            elif self._comes_soon(place) or draw() * _KEPT_ONE_IN < 1:
                 at = int(draw() * len(places))
                 self._objects.pop(places[at], None)
                 places[at] = place
             else:
                 return
         self._objects[place] = known
+
+    def _comes_soon(self, place: object) -> bool:
+        """Whether something comes again after fewer requests than there are places. To be asked each time it comes."""
+        number, now = hash(place) % _ASKED_PLACES, 1 + self._count // _SLICE % 255
+        last = self._slices[number]
+        self._slices[number] = now
+        return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
     def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
         services, of_first = self._services, head.request

@@ -681,6 +681,37 @@ def test_what_has_to_be_verified_before_does_not_go_the_whole_way(
     asyncio.run(scenario())
 
 
+def test_what_comes_again_soon_is_kept_though_all_places_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small data set behind a large one; places that are random have to be taken from what nobody asks for."""
+    monkeypatch.setattr(prepared, "_OBJECTS_MAX", 30)
+    monkeypatch.setattr(prepared, "_SLICE", 4)
+    old, new = [f"d/old-{number}" for number in range(100)], [f"d/new-{number}" for number in range(5)]
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            kept._dice = random.Random(1)
+            for key in (*old, *new):
+                both.gateway.origin.put("bucket", key, b"x" * 100)
+            for _ in range(3):
+                for key in old:
+                    await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            assert len(kept._objects) == 30
+            before = set(kept._objects)
+            for key in old:
+                await both.ask(Asked("GET", key, {}), "fast")
+            assert len(before & set(kept._objects)) > 20, "one in some"
+            for _ in range(6):
+                for key in new:
+                    await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            paths = {path.decode() for _, path in cast("dict[tuple[object, bytes], object]", kept._objects)}
+            assert len(paths & {f"/bucket/{key}" for key in new}) >= 4
+
+    asyncio.run(scenario())
+
+
 def damage(file: Path) -> None:
     file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
 
