@@ -335,7 +335,7 @@ class BlockFile(SharedFile):
         with self._verifying:  # one reader's work is of use to the others, and only one may map pages
             self._verify(extent, first, stop - first)
 
-    def verify_at_once(self, residency: Residency, extent: Extent, position: int, count: int) -> bool:
+    def verify_at_once(self, extent: Extent, position: int, count: int) -> bool:
         """`verify` bytes that are in memory and few; whether they are intact then.
 
         False where there is anything to wait for, and where they are damaged: `verify` says so. A thread that is handed
@@ -344,13 +344,14 @@ class BlockFile(SharedFile):
         first, stop = self._checked_part(extent, position, count)
         if not self._is_mappable or stop - first > VERIFIED_AT_ONCE_BYTES_MAX:
             return False
-        if not residency.resident(self.descriptor, extent.offset + first, stop - first):
-            return False
         if not self._verifying.acquire(blocking=False):
             return False
         try:
+            pages = self._prepared()
+            if pages is None or not pages.in_memory(extent.offset + first, stop - first):
+                return False
             self._verify(extent, first, stop - first)
-        except BlockDamaged:
+        except (BlockDamaged, OSError):
             return False
         finally:
             self._verifying.release()

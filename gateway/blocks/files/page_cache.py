@@ -72,6 +72,10 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+_mincore = ctypes.PyDLL(None, use_errno=True).mincore
+"""The interpreter's lock is kept: it waits for nothing."""
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+
 
 class _PageTable:
     """This process's own page table, as the kernel shows it."""
@@ -158,6 +162,19 @@ class MappedPages:
             return False
         address = self._address
         return _page_table.all_present(address + offset & _PAGE_MASK, address + stop + PAGE_BYTES - 1 & _PAGE_MASK)
+
+    def in_memory(self, offset: int, count: int) -> bool:
+        """Whether all of the pages of a part are in memory now, whole, mapped or not. Never blocks.
+
+        Pages that are on their way from the device are in the page cache, too, and `Residency` counts them.
+        """
+        stop = offset + count
+        if stop > self.size_bytes:
+            return False
+        start = self._address + offset & _PAGE_MASK
+        pages = (self._address + stop + PAGE_BYTES - 1 - start) // PAGE_BYTES
+        found = ctypes.create_string_buffer(pages)
+        return not _mincore(start, pages * PAGE_BYTES, found) and found.raw.count(b"\x01") == pages
 
     def absent_runs(self, offset: int, count: int) -> list[tuple[int, int]]:
         """The pages of a part that are not mapped: first byte and count of each run of them."""

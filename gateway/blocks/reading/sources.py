@@ -550,7 +550,7 @@ def _span_of(
     since = block_file.withdrawals
     if not block_file.intact(extent, position, count):
         since = -1
-        if not block_file.verify_at_once(tools.residency, extent, position, count):
+        if not block_file.verify_at_once(extent, position, count):
             file.close()
             return None
     tools.accesses.note(extent.file)
