@@ -392,6 +392,14 @@ class BlockFile(SharedFile):
                 _bring_in(self.descriptor, extent.offset + start, step, reads_on=reads_on)
                 self.verify(extent, start, step)
 
+    def make_ready(self, extent: Extent, position: int, count: int) -> None:
+        """Have bytes in memory that `verify_at_once` takes; `verify_unread` where they are too many. Blocks."""
+        first, stop = self._checked_part(extent, position, count)
+        if self._is_mappable and stop - first <= VERIFIED_AT_ONCE_BYTES_MAX:
+            _bring_in(self.descriptor, extent.offset + first, stop - first, reads_on=False)
+        else:
+            self.verify_unread(extent, position, count, reads_on=position + count == extent.length)
+
     def distrust(self) -> None:
         """Have everything read and checked again: bytes of it proved wrong, or could not be sent."""
         self._state = self._written = None  # the file is a new one then; never waits for a thread that verifies

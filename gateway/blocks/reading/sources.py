@@ -492,10 +492,10 @@ class UnreadSpan:
         file = tools.open_files.get(extent.file)
         if file is None:
             store = tools.directory.store
-            await tools.threads.disk(_open_and_verify, tools.open_files, store, extent, position, count)
+            await tools.threads.disk(_open_and_make_ready, tools.open_files, store, extent, position, count)
         else:
             with file:
-                work = tools.threads.disk_holding(file, _verify, extent, position, count)
+                work = tools.threads.disk_holding(file, _make_ready, extent, position, count)
             await work
         return _span_of(tools, extent, position, count, self._slot, cached=None)
 
@@ -504,14 +504,14 @@ UNREAD_BYTES_MAX = 1024 * 1024
 """What is read in one go before the first of it is sent. More is read piece by piece (verifying.py)."""
 
 
-def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, position: int, count: int) -> None:
+def _open_and_make_ready(open_files: OpenFiles, store: BlockStore, extent: Extent, position: int, count: int) -> None:
     with suppress(BlockError), open_files.opened(extent, store.open_published) as file:
-        _verify(file, extent, position, count)
+        _make_ready(file, extent, position, count)
 
 
-def _verify(file: BlockLease, extent: Extent, position: int, count: int) -> None:
+def _make_ready(file: BlockLease, extent: Extent, position: int, count: int) -> None:
     with suppress(BlockError):
-        file.file.verify_unread(extent, position, count, reads_on=position + count == extent.length)
+        file.file.make_ready(extent, position, count)
 
 
 def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
