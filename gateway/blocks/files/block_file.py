@@ -285,9 +285,12 @@ class BlockFile(SharedFile):
     def intact(self, extent: Extent, position: int, count: int) -> bool:
         """Whether bytes of a block are known to be right, as they are in memory now. Never blocks."""
         try:
-            return self.stayed(extent, position, count) and fingerprint(self.descriptor) == self._state
+            if self._pages is None or fingerprint(self.descriptor) != self._state:
+                return False
         except OSError:
             return False
+        # Marks are looked at last: a thread that finds the file changed clears them, and then knows its new state.
+        return self.stayed(extent, position, count)
 
     def stayed(self, extent: Extent, position: int, count: int, since: int = -1) -> bool:
         """As `objects.SpanFile.stayed`, of bytes of a block; `since`: what `withdrawals` was before they were found

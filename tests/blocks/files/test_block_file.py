@@ -127,6 +127,26 @@ def test_one_that_reads_on_changes_nothing_for_those_that_do_not(bench: Bench) -
     assert pages_in_memory(bench.file, START, LENGTH // PAGE_BYTES * PAGE_BYTES - START) == 3
 
 
+def test_1_4_a_file_that_a_thread_finds_changed_meanwhile_is_not_intact(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new state is known by then, and what was checked of the old one has been forgotten."""
+    bench.file.verify(bench.extent, 0, LENGTH)
+    bench.flip(5)
+    left = ["once"]
+
+    def meanwhile(descriptor: int) -> block_file.Fingerprint:
+        if left:
+            left.clear()
+            with pytest.raises(BlockDamaged):
+                bench.file.verify(bench.extent, 0, LENGTH)
+        return fingerprint(descriptor)
+
+    monkeypatch.setattr(block_file, "fingerprint", meanwhile)
+    assert not bench.intact(0, 10)
+    assert not left
+
+
 def test_few_bytes_that_are_in_memory_are_verified_at_once(bench: Bench) -> None:
     """Nobody is waited for, and no device."""
     assert bench.file.verify_at_once(bench.extent, CHUNK_BYTES + 5, 10)
