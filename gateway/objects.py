@@ -95,7 +95,7 @@ READS_MAX = 3
 
 @dataclass(slots=True)
 class FileSpan:
-    """`count` bytes at `offset` of an open, immutable file: which need not pass through memory.
+    """`count` bytes at `offset` of an open, immutable file, which need not pass through memory.
 
     Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
     The bytes are intact when it is given. Who has waited since asks `file` again before it sends more: what has left

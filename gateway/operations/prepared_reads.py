@@ -105,6 +105,7 @@ class PreparedRead:
         "_is_head",
         "_key",
         "_length",
+        "_part",
         "_size_bytes",
         "_slot",
         "_tally",
@@ -130,6 +131,7 @@ class PreparedRead:
         self._is_head = operation is Operation.HEAD_OBJECT
         self._etag, self._size_bytes = version.etag.encode("latin-1"), version.size_bytes
         self._whole = held.head.of_whole.lines
+        self._part: bytes | None = None
         self._length = b"content-length: %d\r\n\r\n" % version.size_bytes
         self._tally = tally
 
@@ -184,7 +186,9 @@ class PreparedRead:
         if count <= 0:
             return None
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
-        answer = PreparedAnswer(self._counted("206"), of_part(EncodedHeaders(self._whole)).lines, lengths, None)
+        if self._part is None:  # most objects are asked for whole, and those of an epoch once
+            self._part = of_part(EncodedHeaders(self._whole)).lines
+        answer = PreparedAnswer(self._counted("206"), self._part, lengths, None)
         return answer.with_bytes(self._blocks.span(first, count))
 
 

@@ -368,7 +368,7 @@ class RangeReader:
         self._source = None
         position, slot = request.first - source.block.offset, self._request.slot
         file, cached = source.take_file(), source.cached
-        return WarmSpan(self._tools, source.extent, file, position, request.length, slot, -1, cached=cached)
+        return WarmSpan(self._tools, source.extent, file, position, request.length, slot, cached=cached)
 
     async def body(self) -> BodyStream:
         """The bytes of the range, in order; all of them, or an exception."""

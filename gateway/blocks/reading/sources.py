@@ -386,9 +386,9 @@ class WarmSpan(PinnedFileSpan):
         position: int,
         count: int,
         slot: str,
-        since: int,
         *,
         cached: bool | None = True,
+        since: int = -1,
     ) -> None:
         """`count` intact bytes at a position of the block; the lease becomes this span's to end.
 
@@ -554,7 +554,7 @@ def _span_of(
             file.close()
             return None
     tools.accesses.note(extent.file)
-    return WarmSpan(tools, extent, file, position, count, slot, since, cached=cached)
+    return WarmSpan(tools, extent, file, position, count, slot, cached=cached, since=since)
 
 
 def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
