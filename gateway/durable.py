@@ -92,7 +92,7 @@ def set_aside_lock_file(environment: Path) -> None:
     descriptor = os.open(environment / "lock.mdb", flags, _FILE_MODE)
     try:
         size_bytes = os.fstat(descriptor).st_size  # of one that is in use it stays
-        if size_bytes == 0:
+        if size_bytes < mmap.PAGESIZE:  # new, or cut short: whoever opens it first writes it anew
             os.posix_fallocate(descriptor, 0, _LMDB_LOCK_BYTES)
         else:
             with suppress(OSError):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
+import pytest
 
 from gateway.lmdb_commits import LastCommit
 
@@ -96,3 +97,11 @@ def test_once_closed_it_is_another_each_time(tmp_path: Path) -> None:
     commits.close()
     commits.close()
     assert commits.number() != commits.number()
+
+
+@pytest.mark.parametrize("size_bytes", [1, 3, 4095])
+def test_a_lock_file_that_was_cut_short_is_written_anew(tmp_path: Path, size_bytes: int) -> None:
+    (tmp_path / "lock.mdb").write_bytes(b"x" * size_bytes)
+    with watched(tmp_path) as (environment, commits):
+        put(environment, b"1")
+        assert commits.number() == environment.info()["last_txnid"]

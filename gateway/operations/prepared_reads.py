@@ -29,7 +29,7 @@ from gateway.operations.read_object import (
     of_not_modified,
 )
 from gateway.policy.slots import Slot
-from gateway.s3.headers import EncodedHeaders
+from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
 
@@ -229,8 +229,12 @@ class StrictRead:
     def question(self, values: Conditions) -> PreparedQuestion | None:
         """To be asked before the answer is given; None: `read_object` is to be asked, and knows what to ask."""
         latest = self.latest
-        answer = latest.read.answer(*values) if latest is not None and latest.read is not None else None
-        return PreparedQuestion(self, latest, answer, values) if answer is not None or latest is None else None
+        if latest is None:
+            asked = values[0]
+            is_bypass = asked is not None and not is_one_range(asked.decode("latin-1"))
+            return None if is_bypass else PreparedQuestion(self, None, None, values)
+        answer = latest.read.answer(*values) if latest.read is not None else None
+        return PreparedQuestion(self, latest, answer, values) if answer is not None else None
 
     async def ask(self) -> ObjectHead:
         """What the origin says now. Raises as `Catalog.ask`."""

@@ -48,7 +48,10 @@ TOLD = "forebay.told"
 """And `Told`, where the origin has been asked for the request already."""
 
 _HEADS_MAX = 1024
-"""Kinds of heads that a process keeps, some 4 KiB each: a few of each client, day and credential."""
+"""Kinds of heads that a process keeps, most of them of some 4 KiB: a few of each client, day and credential."""
+
+_HEAD_BYTES_MAX = 8192
+"""Of a head whose kind is kept; one with a session token and a long key has less. Servers may allow a megabyte."""
 
 _OF_CONNECTION_MAX = 8
 """Kinds that one connection is compared with. It begins with those that others have used last."""
@@ -113,9 +116,10 @@ class PreparedRequests:
         self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
-        self._objects: dict[object, _Known] = {}
+        self._objects: dict[object, _Known | None] = {}
+        """What is kept; None: its place is free for the same again."""
         self._places: list[object] = []
-        """Where the answers are, or were, that are kept: as many as there may be."""
+        """The keys of `_objects`, each once, to draw one from."""
         self._dice = random.Random()
         self._asked = bytearray(_ASKED_PLACES)
         """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
@@ -194,7 +198,7 @@ class PreparedRequests:
             if answer is None:
                 prepared.close()
         if answer is None:
-            self._objects.pop(question.place, None)
+            self._drop(question.place)
             return Told(prepared.told, began)
         self._was_worth_it(question.place)
         return answer
@@ -317,12 +321,16 @@ class PreparedRequests:
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
         known = self._prepared(head, values, key)
         if known is None:
-            self._objects.pop(place, None)
+            self._drop(place)
             return None
         if not isinstance(known.read, StrictRead):  # that has been worth it when it is answered
             self._was_worth_it(place)
         self._keep(place, known)
         return known
+
+    def _drop(self, place: object) -> None:
+        if place in self._objects:
+            self._objects[place] = None
 
     def _keep(self, place: object, known: _Known) -> None:
         places, draw = self._places, self._dice.random
@@ -407,7 +415,7 @@ class ConnectionHeads:
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
         """A head was parsed, and its signature holds."""
-        if caller.seed is None or not keep_alive or not is_plain(request):
+        if caller.seed is None or not keep_alive or len(raw) > _HEAD_BYTES_MAX or not is_plain(request):
             return
         if any(head.match(raw) is not None for head in self._heads):
             return

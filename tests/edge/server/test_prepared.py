@@ -712,6 +712,41 @@ def test_what_comes_again_soon_is_kept_though_all_places_are_taken(
     asyncio.run(scenario())
 
 
+def test_what_is_prepared_anew_keeps_its_place(tmp_path: Path) -> None:
+    """Places are bounded: one that were taken twice would put out what is in use."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            for number in range(10):
+                both.gateway.origin.put("bucket", "t/a", b"x" * (100 + number))
+                await both.gateway.blocks.invalidate(ObjectKey("bucket", "t/a"))
+                both.gateway.catalog.forget(ObjectKey("bucket", "t/a"))
+                for _ in range(5):
+                    await both.settled(both.ask(Asked("GET", "t/a", {}), "fast"))
+            assert len(kept._places) == len(set(kept._places)) == len(kept._objects)
+
+    asyncio.run(scenario())
+
+
+def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
+    """What is kept of heads is bounded, whatever clients send."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            for length in (9000, 100):
+                assert not kept._heads
+                for number in range(3):
+                    fields = {"accept": f"{number}" + "a" * length}
+                    answer = await both.settled(both.ask(Asked("GET", "d/a", fields), "fast"))
+                    assert answer is not None
+                    assert answer[0].startswith(b"HTTP/1.1 200 ")
+            assert kept._heads
+
+    asyncio.run(scenario())
+
+
 def damage(file: Path) -> None:
     file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
 
@@ -764,6 +799,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 await both.settled(both.ask(Asked("GET", f"{key}a", {}), "fast"))
             gc.collect()  # tuples of what cannot be in a cycle are let go of
             [known] = kept._objects.values()
+            assert known is not None
             shared = [
                 gateway.app.services,
                 gateway.app.services.writeback,
@@ -829,7 +865,8 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                         await both.settled(both.ask(asked, "fast"))
                     assert len(kept._objects) <= 2
                     assert len(tools.held_rows) <= 2
-            reads = [known.read for known in kept._objects.values() if isinstance(known.read, PreparedRead)]
+            kept_reads = [known.read for known in kept._objects.values() if known is not None]
+            reads = [read for read in kept_reads if isinstance(read, PreparedRead)]
             assert reads
             assert all(len(read._blocks._ids) <= 1 for read in reads)
             assert tools.held_rows

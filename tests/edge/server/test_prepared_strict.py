@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from gateway.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.objects import ObjectKey
 from gateway.s3.requests import Operation
@@ -102,6 +104,25 @@ def test_the_origin_is_asked_what_the_whole_way_asks(tmp_path: Path) -> None:
     for number, (one, other) in enumerate(zip(fast, slow, strict=True)):
         assert one == other, number
     assert prepared > len(fast) / 6
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x"])
+def test_what_only_the_origin_can_answer_is_asked_for_once(tmp_path: Path, asked: str) -> None:
+    """By the GET itself, without a question before it."""
+
+    async def methods(which: str) -> list[str]:
+        async with pair(tmp_path / which, random.Random(1), sizes=(1000,)) as both:
+            origin = both.gateway.origin
+            origin.put("bucket", KEY, b"x" * 1000)
+            for _ in range(2):
+                await both.settled(both.ask(Asked("GET", KEY, {}), which))
+            assert both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
+            before = len(origin.calls)
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", KEY, {"range": asked}), which))
+            return [call.method for call in origin.calls[before:]]
+
+    assert asyncio.run(methods("fast")) == asyncio.run(methods("slow")) == ["GET"] * 6
 
 
 def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
