@@ -11,7 +11,7 @@ handed to `read_object` where that has to answer after all: the origin is not as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
@@ -24,7 +24,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
-    is_cacheable,
+    has_cacheable_bytes,
     judged_by_the_origin,
     of_not_modified,
 )
@@ -53,16 +53,18 @@ class PreparedAnswer(NamedTuple):
     behind: bytes
     span: WarmSpan | None
 
-    def with_bytes(self, span: WarmSpan | UnreadSpan | None) -> PreparedAnswer | PreparedVerification | None:
-        """The answer with a body; None: there is none to be had here."""
-        if isinstance(span, WarmSpan):
-            return self._replace(span=span)
-        return PreparedVerification(self, span) if span is not None else None
-
     def close(self) -> None:
         """It is not sent."""
         if self.span is not None:
             self.span.close()
+
+
+class _Judged(NamedTuple):
+    """An answer, and which bytes of the object are to be its body; `length` 0: it has none."""
+
+    answer: PreparedAnswer
+    first: int
+    length: int
 
 
 class PreparedVerification:
@@ -79,6 +81,11 @@ class PreparedVerification:
     @property
     def slot(self) -> str:
         return self._answer.tally.slot
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the catalog has said which version it is."""
+        return self._answer.tally.is_known
 
     async def ask(self) -> PreparedAnswer | None:
         """The answer; None: `read_object` is to be asked."""
@@ -147,19 +154,31 @@ class PreparedRead:
     def _counted(self, status: str) -> HitTally:
         return self._tally(Operation.HEAD_OBJECT if self._is_head else Operation.GET_OBJECT, self._slot, status)
 
-    def _of_all(self) -> PreparedAnswer | PreparedVerification | None:
-        answer = PreparedAnswer(self._counted("200"), self._whole, self._length, None)
-        return answer if self._is_head else answer.with_bytes(self._blocks.span(0, self._size_bytes))
+    def _of_all(self) -> _Judged:
+        count = 0 if self._is_head else self._size_bytes
+        return _Judged(PreparedAnswer(self._counted("200"), self._whole, self._length, None), 0, count)
 
-    def _unchanged(self) -> PreparedAnswer:
+    def _unchanged(self) -> _Judged:
         lines = EncodedHeaders.of(of_not_modified(EncodedHeaders(self._whole).pairs)).lines
-        return PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None)
+        return _Judged(PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None), 0, 0)
 
-    def answer(
-        self, asked: bytes | None, match: bytes | None, other: bytes | None
-    ) -> PreparedAnswer | PreparedVerification | None:
-        """The answer by the version, to these values of Range, If-Match and If-None-Match; None: `read_object` is to
-        be asked."""
+    def answer(self, values: Conditions) -> PreparedAnswer | PreparedVerification | None:
+        """The answer by the version; None: `read_object` is to be asked."""
+        judged = self._judged(*values)
+        if judged is None or not judged.length:
+            return judged.answer if judged is not None else None
+        span = self._blocks.span(judged.first, judged.length)
+        if isinstance(span, WarmSpan):
+            return judged.answer._replace(span=span)
+        return PreparedVerification(judged.answer, span) if span is not None else None
+
+    def may_answer(self, values: Conditions) -> bool:
+        """Whether `answer` is likely to have one. Nothing is held."""
+        judged = self._judged(*values)
+        return judged is not None and (not judged.length or self._blocks.has(judged.first, judged.length))
+
+    def _judged(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> _Judged | None:
+        """By Range, If-Match and If-None-Match."""
         if asked is None and match is None and other is None:
             return self._of_all()
         size_bytes = self._size_bytes
@@ -188,8 +207,7 @@ class PreparedRead:
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
         if self._part is None:  # most objects are asked for whole, and those of an epoch once
             self._part = of_part(EncodedHeaders(self._whole)).lines
-        answer = PreparedAnswer(self._counted("206"), self._part, lengths, None)
-        return answer.with_bytes(self._blocks.span(first, count))
+        return _Judged(PreparedAnswer(self._counted("206"), self._part, lengths, None), first, count)
 
 
 class _Told(NamedTuple):
@@ -199,17 +217,18 @@ class _Told(NamedTuple):
     what it says is for `read_object`.
     """
 
-    fixed: Sequence[tuple[str, str]]
+    fixed: str
     identity: bytes
     read: PreparedRead | None
 
 
 class StrictRead:
-    """GET of one object of a `strict` slot. Made by `prepare_read`."""
+    """GET of one object of a `strict` slot. Made by `prepare_read`. Of few objects, as `PreparedRead`."""
+
+    __slots__ = ("_headers", "_key", "_services", "_tally", "latest", "slot")
 
     def __init__(self, services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, tally: TallyOf) -> None:
         self._services = services
-        self._request = request
         self._key = key
         self.slot = slot
         self._tally = tally
@@ -228,41 +247,39 @@ class StrictRead:
 
     def question(self, values: Conditions) -> PreparedQuestion | None:
         """To be asked before the answer is given; None: `read_object` is to be asked, and knows what to ask."""
-        latest = self.latest
-        if latest is None:
+        if self.latest is None:
             asked = values[0]
-            is_bypass = asked is not None and not is_one_range(asked.decode("latin-1"))
-            return None if is_bypass else PreparedQuestion(self, None, None, values)
-        answer = latest.read.answer(*values) if latest.read is not None else None
-        return PreparedQuestion(self, latest, answer, values) if answer is not None else None
+            is_likely = asked is None or is_one_range(asked.decode("latin-1"))
+        else:
+            is_likely = self.latest.read is not None and self.latest.read.may_answer(values)
+        return PreparedQuestion(self, values) if is_likely else None
 
     async def ask(self) -> ObjectHead:
         """What the origin says now. Raises as `Catalog.ask`."""
         return await self._services.catalog.ask(self._key, self.slot, headers=self._headers)
 
-    def learn(self, head: ObjectHead, fixed: Sequence[tuple[str, str]], identity: bytes) -> _Told:
-        """The origin says something else than it did last."""
-        held = HeldVersion(head, _TOLD_EACH_TIME)
-        read = _read(self._services, self._request, self._key, self.slot, held, self._tally)
-        self.latest = _Told(fixed, identity, read)
-        return self.latest
+    def told(self, head: ObjectHead) -> _Told:
+        """What the origin has said now, worked out if it is something else than it was last."""
+        fixed, latest = _fixed(head), self.latest
+        if latest is None or latest.fixed != fixed:
+            held = HeldVersion(head, _TOLD_EACH_TIME)
+            read = _read(self._services, Operation.GET_OBJECT, self._key, self.slot, held, self._tally)
+            self.latest = latest = _Told(fixed, _identity(head), read)
+        return latest
 
 
 class PreparedQuestion:
-    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all."""
+    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all. It holds no
+    file meanwhile: the origin may take its time, and what is evicted shall be gone."""
 
-    __slots__ = ("_answer", "_known", "_read", "_values", "told")
+    __slots__ = ("_answer", "_read", "_values", "told")
 
-    def __init__(
-        self,
-        read: StrictRead,
-        known: _Told | None,
-        answer: PreparedAnswer | PreparedVerification | None,
-        values: Conditions,
-    ) -> None:
+    is_known = False
+    """As of `PreparedVerification`."""
+
+    def __init__(self, read: StrictRead, values: Conditions) -> None:
         self._read = read
-        self._known = known
-        self._answer = answer
+        self._answer: PreparedAnswer | None = None
         self._values = values
         self.told: ObjectHead | Exception | None = None
         """What has come of the question."""
@@ -278,22 +295,14 @@ class PreparedQuestion:
         except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
             self.told = error
             return None
-        fixed, identity = _fixed(head), _identity(head)
-        known, answer = self._known, self._answer
-        if known is None or known.fixed != fixed:
-            self.close()
-            known = self._read.latest
-            if known is None or known.fixed != fixed:
-                known = self._read.learn(head, fixed, identity)
-            answer = known.read.answer(*self._values) if known.read is not None else None
-        elif isinstance(answer, PreparedAnswer) and not _is_intact(answer.span):
-            return None
+        known = self._read.told(head)
+        answer = known.read.answer(self._values) if known.read is not None else None
         if isinstance(answer, PreparedVerification):
             answer = await answer.ask()
         if answer is None:
             return None
-        if identity != known.identity and answer.before:
-            answer = answer._replace(before=answer.before.removesuffix(known.identity) + identity)
+        if answer.before:
+            answer = answer._replace(before=answer.before.removesuffix(known.identity) + _identity(head))
         self._answer = answer
         return answer
 
@@ -302,11 +311,6 @@ class PreparedQuestion:
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()
-
-
-def _is_intact(span: WarmSpan | None) -> bool:
-    """Whether bytes are still as they were when they were found."""
-    return span is None or span.intact(span.span.offset, span.span.count)
 
 
 class _ToldEachTime:
@@ -333,8 +337,9 @@ class _OfSnapshot:
         return self._snapshots.of(self._slot) is self._snapshot
 
 
-def _fixed(head: ObjectHead) -> Sequence[tuple[str, str]]:
-    return [(name, "" if name in _OF_ONE_ANSWER else value) for name, value in head.headers.items()]
+def _fixed(head: ObjectHead) -> str:
+    """Values have no line breaks in them, names no colons."""
+    return "\n".join([name if name in _OF_ONE_ANSWER else f"{name}:{value}" for name, value in head.headers.items()])
 
 
 def _identity(head: ObjectHead) -> bytes:
@@ -353,7 +358,8 @@ def is_plain(request: S3Request) -> bool:
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
-    """GET or HEAD of an object, whose caller may read it; None: of something else, or not known and fresh."""
+    """GET or HEAD of an object, without parameters, whose caller may read it; None: of something else, or not known
+    and fresh."""
     operation, bucket, name = request.operation, request.bucket, request.key
     if operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT) or bucket is None or name is None:
         return None
@@ -367,20 +373,20 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
         is_asked_first = operation is Operation.GET_OBJECT and services.blocks.has_blocks_of(key)
         return StrictRead(services, request, key, slot, tally) if is_asked_first else None
     held = _held(services, key, slot, with_checksums=CHECKSUM_MODE in request.headers)
-    return _read(services, request, key, slot, held, tally) if held is not None else None
+    return _read(services, operation, key, slot, held, tally) if held is not None else None
 
 
 def _read(
-    services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, held: HeldVersion, tally: TallyOf
+    services: AppContext, operation: Operation, key: ObjectKey, slot: Slot, held: HeldVersion, tally: TallyOf
 ) -> PreparedRead | None:
     """Reads of a version; None: of one that `read_object` looks at more closely."""
     head = held.head
-    if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not is_cacheable(request, head):
+    if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not has_cacheable_bytes(head):
         return None
     if not _STRONG_ETAG.fullmatch(head.version.etag.encode("latin-1")):
         return None
     blocks = services.blocks.held_object(head.version, slot.name)
-    return PreparedRead(services, key, request.operation, slot, held, blocks, tally)
+    return PreparedRead(services, key, operation, slot, held, blocks, tally)
 
 
 def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:

@@ -302,11 +302,16 @@ def wants_revalidation(context: RequestContext) -> bool:
 # What the cache may hold
 
 
-def is_cacheable(request: S3Request, head: ObjectHead) -> bool:
-    """Whether blocks may hold the bytes that a request asks of a version."""
+def has_cacheable_bytes(head: ObjectHead) -> bool:
+    """Whether blocks may hold the bytes of a version."""
     if not head.version.etag or "x-amz-server-side-encryption-customer-algorithm" in head.headers:
         return False
-    if head.headers.get("x-amz-storage-class") in _ARCHIVED and "x-amz-restore" not in head.headers:
+    return head.headers.get("x-amz-storage-class") not in _ARCHIVED or "x-amz-restore" in head.headers
+
+
+def is_cacheable(request: S3Request, head: ObjectHead) -> bool:
+    """Whether blocks may hold the bytes that a request asks of a version."""
+    if not has_cacheable_bytes(head):
         return False
     if head.version.size_bytes == 0 and "range" in request.headers:
         return False  # servers differ about ranges of nothing, and nothing is lost by asking

@@ -23,6 +23,9 @@ from typing import Any
 
 import httpx
 import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from tests.support.device import Device
 from tests.support.disks import mortal_disk
@@ -85,6 +88,7 @@ class World:
     group: MemoryGroup
     device: Device
     contents: dict[str, bytes]
+    targets: dict[str, str]
     counts: Counter[str]
 
     def files(self, *, partial: bool) -> list[Path]:
@@ -101,13 +105,20 @@ class World:
         if rng.random() < 0.5:
             first = rng.randrange(size_bytes)
             stop = min(size_bytes, first + rng.choice([1, 5_000, 200_000, 3 * MEBI]))
-        return Wanted(f"/{BUCKET}/{key}", self.contents[key], first, stop)
+        return Wanted(self.targets[key], self.contents[key], first, stop)
 
-    def damaged_blocks(self) -> float:
-        """As the gateway counts them."""
+    def counted(self, metric: str) -> float:
+        """As the gateway does, in all slots."""
         with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
             text = client.get(f"{self.gateway.admin_url}/metrics").text
-        return sum(map(float, re.findall(r"^forebay_cache_damaged_blocks_total\{.*\} (\S+)$", text, re.MULTILINE)))
+        return sum(map(float, re.findall(rf"^{metric}\{{.*\}} (\S+)$", text, re.MULTILINE)))
+
+
+def presigned_target(gateway: GatewayProcess, key: str) -> str:
+    """Only requests that are signed are answered by what is prepared; by these the most are."""
+    request = AWSRequest("GET", f"{gateway.s3_url}/{BUCKET}/{key}")
+    S3SigV4QueryAuth(Credentials(ACCESS_KEY_ID, SECRET_ACCESS_KEY), "s3", "us-east-1", 86_400).add_auth(request)
+    return str(request.url).removeprefix(gateway.s3_url)
 
 
 class Rounds:
@@ -287,14 +298,17 @@ def test_1_4_what_rots_on_the_device_reaches_no_reader(disk: tuple[Path, Device]
         stored = origin.model.buckets[BUCKET].objects
         contents = {key: stored[key].content.read(0, size_bytes) for key, size_bytes in OBJECTS.items()}
         with gateway_on(directory / "cache", origin, group) as gateway, gateway.explaining():
-            world = World(gateway, origin, group, device, contents, Counter())
+            targets = {key: presigned_target(gateway, key) for key in OBJECTS}
+            world = World(gateway, origin, group, device, contents, targets, Counter())
             try:
                 asyncio.run(damage_and_read(world))
             finally:
-                noticed = world.damaged_blocks()
-                print(f"{dict(sorted(world.counts.items()))}, damaged blocks noticed: {noticed:g}")
+                noticed = world.counted("forebay_cache_damaged_blocks_total")
+                prepared = world.counted("forebay_prepared_requests_total")
+                print(f"{dict(sorted(world.counts.items()))}, damaged blocks noticed: {noticed:g}, {prepared=:g}")
     flips = world.counts["flips"] + world.counts["flips of fills"]
     assert noticed > flips / 20, "hardly any damage was come upon: this run shows little"
     assert world.counts["broken off"] <= flips, "only damage found in the middle of an answer breaks it off"
     assert world.counts["cache hit"] > flips / 20
+    assert prepared > world.counts["cache hit"] / 4
     assert world.counts["stood still"] > flips / 20

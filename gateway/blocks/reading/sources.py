@@ -453,6 +453,20 @@ class HeldObject:
     def span(self, first: int, count: int) -> WarmSpan | UnreadSpan | None:
         """As `warm_span`; who asks counts the bytes. Where they are to be read and verified before, a few at that, what
         does so."""
+        tools, extent = self._tools, self._extent(first, count)
+        if extent is None:
+            return None
+        position = first % self._size_bytes
+        found = _span_of(tools, extent, position, count, self._slot, cached=None)
+        if found is None and count <= UNREAD_BYTES_MAX:
+            return UnreadSpan(tools, extent, position, count, self._slot)
+        return found
+
+    def has(self, first: int, count: int) -> bool:
+        """Whether the index knows of the block that bytes lie in, all of them."""
+        return self._extent(first, count) is not None
+
+    def _extent(self, first: int, count: int) -> Extent | None:
         tools, size_bytes = self._tools, self._size_bytes
         number = first // size_bytes
         if (first + count - 1) // size_bytes != number or not tools.isolation.readable:
@@ -462,16 +476,7 @@ class HeldObject:
             if len(self._ids) >= HELD_IDS_MAX:
                 self._ids.clear()
             block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
-        if block_id in tools.ahead_marks:
-            return None
-        extent = _held_extent(tools, block_id)
-        if extent is None:
-            return None
-        position = first - number * size_bytes
-        found = _span_of(tools, extent, position, count, self._slot, cached=None)
-        if found is None and count <= UNREAD_BYTES_MAX:
-            return UnreadSpan(tools, extent, position, count, self._slot)
-        return found
+        return None if block_id in tools.ahead_marks else _held_extent(tools, block_id)
 
 
 class UnreadSpan:

@@ -163,7 +163,8 @@ class PreparedRequests:
             return None
         if known is not None and known.read.is_pending():
             return None
-        if known is None or known.grant is not key.grant or not known.read.holds():
+        is_new = known is None or known.grant is not key.grant or not known.read.holds()
+        if known is None or is_new:
             known = self._learned(place, head, values, key)
             if known is None:
                 return None
@@ -171,9 +172,11 @@ class PreparedRequests:
         if isinstance(read, StrictRead):
             question = read.question(said)
             return Question(question, key.access_key_id, place) if question is not None else None
-        answer = read.answer(*said)
+        answer = read.answer(said)
         if isinstance(answer, PreparedVerification):
             return Question(answer, key.access_key_id, place)
+        if is_new and answer is not None:
+            self._was_worth_it(place)
         return answer
 
     async def ask(self, question: Question, began: float) -> PreparedAnswer | Told:
@@ -189,7 +192,7 @@ class PreparedRequests:
             answer = await prepared.ask()
         except (ClientDisconnected, asyncio.CancelledError) as error:
             is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
-            self._not_answered(prepared.slot, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
+            self._not_answered(prepared, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
             raise
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
             self._log.exception("what is prepared failed")
@@ -267,7 +270,10 @@ class PreparedRequests:
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, slot: str, status: str, seconds: float) -> None:
+    def _not_answered(self, prepared: PreparedQuestion | PreparedVerification, status: str, seconds: float) -> None:
+        slot = prepared.slot
+        if prepared.is_known:
+            self._services.catalog.observer.looked_up(slot, "hit")
         self._observer.ended(Operation.GET_OBJECT, slot, status, None, seconds, 0, 0)
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(Operation.GET_OBJECT, slot, status, None, next_request_id(), seconds, 0)
@@ -315,7 +321,7 @@ class PreparedRequests:
         return asked > 0 and asked & (asked - 1) == 0
 
     def _was_worth_it(self, place: object) -> None:
-        """It is so the next time, too."""
+        """What was prepared has been an answer: it is so the next time, too."""
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
@@ -323,8 +329,6 @@ class PreparedRequests:
         if known is None:
             self._drop(place)
             return None
-        if not isinstance(known.read, StrictRead):  # that has been worth it when it is answered
-            self._was_worth_it(place)
         self._keep(place, known)
         return known
 

@@ -29,20 +29,24 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gateway.blocks.files import block_file
+from gateway.blocks.files import block_file, page_cache
+from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
+from gateway.blocks.reading.sources import UnreadSpan
 from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
+from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
-from gateway.metrics import CACHE_HIT_BYTES, PREPARED_REQUESTS, REQUESTS
+from gateway.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.objects import ObjectKey
+from gateway.operations import prepared_reads
+from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import encode_path
@@ -747,6 +751,60 @@ def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell what stays in memory, bytes are read for the whole way, and not twice."""
+    monkeypatch.setattr(page_cache, "is_supported", lambda _directory: False)
+    asked: list[Question] = []
+    ask = PreparedRequests.ask
+
+    async def counted(kept: PreparedRequests, question: Question, began: float) -> PreparedAnswer | Told:
+        asked.append(question)
+        return await ask(kept, question, began)
+
+    monkeypatch.setattr(PreparedRequests, "ask", counted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(66):
+                answer = await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+                assert answer is not None
+                assert answer[1] == both.gateway.origin.data("bucket", "d/a")
+        assert 0 < len(asked) <= 7
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_while_bytes_are_read_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where bytes are read on the whole way: the catalog has answered, and the client has left."""
+    begun = asyncio.Event()
+
+    async def for_ever(_: UnreadSpan) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def now() -> list[float]:
+        status = REQUESTS.value("GetObject", "fixed", "client-left", "none")
+        return [status, CATALOG_LOOKUPS.value("fixed", "hit"), REQUESTS_IN_FLIGHT.value()]
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(4):
+                await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            monkeypatch.setattr(UnreadSpan, "verified", for_ever)
+            monkeypatch.setattr(BlockFile, "verify_at_once", lambda *_: False)
+            for lease in list(both.gateway.blocks._tools.open_files._leases.values()):
+                lease.file.distrust()
+            before = now()
+            wire = await both.fast.connect()
+            await wire.say(head_of(Asked("GET", "d/a", {}), both.keyring.secrets["ALL"], both.clock.now()))
+            await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+            wire.abort()
+            await both.fast.requests(0)
+            assert [after - then for after, then in zip(now(), before, strict=True)] == [1, 1, 0]
+
+    asyncio.run(scenario())
+
+
 def damage(file: Path) -> None:
     file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
 
@@ -787,7 +845,7 @@ def looked_at(root: object, shared: Sequence[object]) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("key", ["d/", "t/"], ids=["immutable", "ttl"])
+@pytest.mark.parametrize("key", ["d/", "t/", "x/"], ids=["immutable", "ttl", "strict"])
 def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: str) -> None:
     """It looks at all that is kept in one go, and nothing else is done meanwhile: at 40 objects for each of 16,384
     answers that took half a second."""
@@ -808,6 +866,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 both.clock,
                 known.grant,
                 kept._tally_of,
+                prepared_reads._TOLD_EACH_TIME,
                 *SLOTS,
             ]
             found = [type(one).__name__ for one in looked_at(known, shared)]

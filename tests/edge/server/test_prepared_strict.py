@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import pytest
 from gateway.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.objects import ObjectKey
 from gateway.s3.requests import Operation
-from tests.edge.server.test_prepared import Asked, Pair, head_of, pair
+from tests.edge.server.test_prepared import Asked, Pair, damage, head_of, pair
+from tests.support.gateway_app import BLOCK_SIZE_BYTES
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
 
 KEY = "x/a"
@@ -27,9 +28,9 @@ def counted(status: str, cache: str) -> float:
 
 
 @asynccontextmanager
-async def warm(directory: Path) -> AsyncIterator[Pair]:
+async def warm(directory: Path, size_bytes: int = 1000) -> AsyncIterator[Pair]:
     """A key whose GET has been prepared on the port that knows of such."""
-    async with pair(directory, random.Random(1), sizes=(1000,)) as both:
+    async with pair(directory, random.Random(1), sizes=(size_bytes,)) as both:
         for _ in range(4):
             await both.settled(both.ask(Asked("GET", KEY, {}), "fast"))
         yield both
@@ -282,6 +283,7 @@ def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path
             await reached(hold)
             questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
             for lease in list(both.gateway.blocks._tools.open_files._leases.values()):
+                damage(Path(f"/proc/self/fd/{lease.file.descriptor}"))
                 lease.file.distrust()
             prepared = PREPARED_REQUESTS.value("GetObject", "default")
             hold.until.set()
@@ -290,4 +292,33 @@ def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path
             assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
             assert PREPARED_REQUESTS.value("GetObject", "default") == prepared
 
+
+def test_what_is_evicted_while_the_origin_is_asked_is_gone(tmp_path: Path) -> None:
+    """An origin may take its time: no file is held meanwhile, whose room others have been given."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path, BLOCK_SIZE_BYTES) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+            files = inodes(tmp_path / "data")
+            assert files & inodes("/proc/self/fd")
+            await both.gateway.blocks.invalidate(ObjectKey("bucket", KEY))
+            assert not both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
+            assert not files & inodes("/proc/self/fd")
+            hold.until.set()
+            answer = await wire.answer()
+            assert (answer.status, answer.body) == (200, both.gateway.origin.data("bucket", KEY))
+            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
+
     asyncio.run(scenario())
+
+
+def inodes(directory: str | Path) -> set[int]:
+    """Of the files below a directory, or behind its links."""
+    found = set()
+    for path in Path(directory).rglob("*"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(path.stat().st_ino)
+    return found
