@@ -163,7 +163,7 @@ def test_who_leaves_is_noticed_where_nothing_is_read(
         app = Waiting(reads_at_once=reads_at_once)
         options = {"ssl": trusting, "server_hostname": "localhost"} if encrypted else {}
         async with serving(app, limits=SMALL, tls=tls if encrypted else None) as port:
-            for _ in range(3):
+            for _ in range(2):
                 before = len(open_descriptors())
                 wire = await port.connect(**options)
                 await wire.say(said)

@@ -34,7 +34,7 @@ from gateway.errors import S3Error
 from gateway.operations.context import AppContext
 from gateway.operations.prepared_reads import is_plain
 from gateway.policy.slots import Grant, Prefix, Slots
-from gateway.s3.prepared_head import HeadValues, PreparedHead
+from gateway.s3.prepared_head import Conditions, HeadValues, PreparedHead
 from gateway.s3.requests import S3Request, encode_path, parse_request, strip_signature_parameters
 from gateway.s3.signature_v4 import canonical_path, canonical_query, format_timestamp, sign, signing_key, string_to_sign
 from tests.s3.test_prepared_head import NAMES, Client
@@ -93,7 +93,7 @@ class Reading:
     def holds(self) -> bool:
         return True
 
-    def answer(self, *conditions: bytes | None) -> tuple[S3Request, tuple[bytes | None, ...]]:
+    def answer(self, conditions: Conditions) -> tuple[S3Request, Conditions]:
         """Range, If-Match, If-None-Match."""
         return self.request, conditions
 
