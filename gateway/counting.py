@@ -426,6 +426,6 @@ class WorkerMetrics:
         """Bytes of a body moved; `direction` is read or write."""
         ORIGIN_BYTES.add(count, direction, purpose, slot)
 
-    def origin_waited(self, direction: str, slot: str, seconds: float) -> None:
-        """A piece of a body was held back."""
-        BANDWIDTH_WAIT_SECONDS.add(seconds, direction, slot)
+    def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
+        """A piece of a body was held back; `by` is ceiling or link."""
+        BANDWIDTH_WAIT_SECONDS.add(seconds, by, direction, slot)

@@ -1,4 +1,4 @@
-"""From settings to ceilings on bandwidth, and to what each process of a gateway needs to keep them together."""
+"""From settings to ceilings and shares of bandwidth, and to what each process of a gateway needs to keep them together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from gateway.config import OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
 from gateway.origin.traffic_meter import OriginMeter
-from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.token_bucket import SharedBuckets, make_shared_memory
+from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.slots import DEFAULT_SLOT
+from gateway.policy.token_bucket import SharedCells, make_shared_memory
 
 
 def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
     """A descriptor of the memory that all processes keep the ceilings in; None where there is no ceiling. OSError."""
     ceilings = ceilings_of(settings)
-    return make_shared_memory(len(ceilings), _processes(settings), clock.monotonic()) if ceilings else None
+    if not ceilings:
+        return None
+    return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
 def origin_meter(
@@ -29,20 +32,31 @@ def origin_meter(
     ceilings = ceilings_of(settings)
     if not ceilings:
         return OriginMeter(metrics)
-    buckets = None
+    shares, cells = shares_of(settings), None
     if shared is not None:
         processes = _processes(settings)
         try:
-            buckets = SharedBuckets.attach(shared, len(ceilings), processes, min(process, processes - 1))
+            cells = SharedCells.attach(
+                shared, cells_for(ceilings, shares), processes, min(process, processes - 1)
+            )
         except ValueError as error:
             raise StartupError(f"{error}: start the gateway again") from None
-    return OriginMeter(metrics, Bandwidth(ceilings, clock, buckets))
+    return OriginMeter(metrics, Bandwidth(ceilings, clock, cells, shares))
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:
     """Every ceiling that is set, in the same order in all processes of one gateway."""
     link, slots = _ceilings(None, settings.origin), [_ceilings(slot.name, slot) for slot in settings.slots]
     return [ceiling for group in (link, *slots) for ceiling in group]
+
+
+def shares_of(settings: Settings) -> list[Share]:
+    """What each slot has of the link, in the same order in all processes of one gateway."""
+    shares = [Share("read", DEFAULT_SLOT.name), Share("write", DEFAULT_SLOT.name)]
+    for slot in settings.slots:
+        shares.append(Share("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
+        shares.append(Share("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
+    return shares
 
 
 def _processes(settings: Settings) -> int:

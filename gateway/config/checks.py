@@ -35,6 +35,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _capacity,
         _credentials,
         _slots,
+        _guarantees,
         _indexes,
         buffer_problems,
     )
@@ -216,6 +217,27 @@ def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator
         yield ConfigError(f"{key}.write", slot.write, "through in a read-only slot, which takes no writes")
 
 
+def _guarantees(settings: Settings) -> Iterator[ConfigError]:
+    for direction in ("read", "write"):
+        link, total = getattr(settings.origin, f"{direction}_bandwidth_bytes_per_second"), 0
+        for i, slot in enumerate(settings.slots):
+            guarantee = getattr(slot, f"{direction}_guarantee_bytes_per_second")
+            ceiling = getattr(slot, f"{direction}_bandwidth_bytes_per_second")
+            if guarantee is None:
+                continue
+            total += guarantee
+            key = f"slots[{i}].{direction}_guarantee"
+            if link is None:
+                allowed = f"only where origin.{direction}_bandwidth says what the link bears"
+                yield ConfigError(key, guarantee, allowed)
+            elif ceiling is not None and guarantee > ceiling:
+                allowed = f"at most the slot's {direction}_bandwidth ({ceiling} bytes per second)"
+                yield ConfigError(key, guarantee, allowed)
+        if link is not None and total > link:
+            allowed = f"at most origin.{direction}_bandwidth ({link} bytes per second) for all slots together"
+            yield ConfigError(f"slots[].{direction}_guarantee", total, allowed)
+
+
 _INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
 
 
@@ -242,21 +264,31 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "weight": 1,
     "keep_last": None,
 }
 """Slot keys that this version checks and does not act on -> the value that says what it does anyway."""
 
 
 def not_in_force(settings: Settings) -> list[str]:
-    """One loud warning per key that is set and does nothing in this version."""
+    """One loud warning per key that is set and does nothing, in this version or without another one."""
+    origin = settings.origin
+    link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
+    is_link_known = any(one is not None for one in link)
     keys = [
         f"slots[{i}].{type(slot).model_fields[name].alias or name}"
         for i, slot in enumerate(settings.slots)
         for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
-    return [f"{key} is not in force in this version" for key in keys]
+    return [
+        *(f"{key} is not in force in this version" for key in keys),
+        *(
+            f"slots[{i}].weight is not in force without origin.read_bandwidth or origin.write_bandwidth: nobody knows "
+            "what the link bears"
+            for i, slot in enumerate(settings.slots)
+            if slot.weight != 1 and not is_link_known
+        ),
+    ]
 
 
 def not_protected(settings: Settings) -> list[str]:

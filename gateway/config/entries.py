@@ -189,7 +189,26 @@ class SlotSettings(Section):
         allowed='at least 64KiB/s, such as "500MiB/s"',
         toml="write_bandwidth",
     )
-    weight: int = setting(1, "Share of a contended link.", allowed="1 to 1000", ge=1, le=1000)
+    read_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "What the slot's reads from the origin get of the link at least, whenever they want it, whatever others want.",
+        allowed="at least 64KiB/s; at most read_bandwidth; with origin.read_bandwidth, and all together at most that",
+        toml="read_guarantee",
+    )
+    write_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "The same of writes to the origin.",
+        allowed="at least 64KiB/s; at most write_bandwidth; with origin.write_bandwidth, and all together at most that",
+        toml="write_guarantee",
+    )
+    weight: int = setting(
+        1,
+        "The slot's part of a contended link, in proportion to that of the other slots that want more of it, in each "
+        "direction. The slot `default` has 1.",
+        allowed="1 to 1000; in force where origin.read_bandwidth or write_bandwidth says what the link bears",
+        ge=1,
+        le=1000,
+    )
     write: Literal["through", "back"] = setting(
         "through",
         "When a write is acknowledged. `through`: when the origin has it. `back`: when this node's disk has it, "

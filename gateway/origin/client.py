@@ -51,6 +51,14 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 """Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
 
 
+def _by_nobody() -> bool:
+    return False
+
+
+IS_AWAITED: ContextVar[Callable[[], bool]] = ContextVar("origin_is_awaited", default=_by_nobody)
+"""Whether somebody waits for what a request is part of, though its purpose does not say so. It may change meanwhile."""
+
+
 @immutable
 class StreamedBody:
     """A request body that passes through once and is never held whole.

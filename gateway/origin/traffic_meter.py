@@ -7,26 +7,47 @@ before the next piece is asked for, or before a piece is handed over to be sent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from gateway import cancellation
-from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.client import (
+    IS_AWAITED,
+    Direction,
+    Origin,
+    OriginRequest,
+    OriginResponse,
+    Purpose,
+    StreamedBody,
+)
 from gateway.origin.receive_buffer import ReceiveBuffer
 
 if TYPE_CHECKING:
     from gateway.origin.s3 import Attempt  # brings the HTTP client with it, which a supervisor does not need
 
 
+RANKS: Mapping[Purpose, tuple[int, int]] = {
+    Purpose.LIVE: (0, 0),
+    Purpose.FORWARD: (0, 0),
+    Purpose.READAHEAD: (2, 0),
+    Purpose.WARM: (2, 0),
+    Purpose.FLUSH: (2, 1),
+    Purpose.REFRESH: (3, 3),
+}
+"""In which order the pieces of a slot pass, by their purpose, 0 first; then, where somebody waits for them all the same
+(`IS_AWAITED`): a reader has come to what was read ahead for it, a request needs what is flushed."""
+
+
 class RateLimiter(Protocol):
-    """Where one slot's bytes pass in one direction."""
+    """Where one slot's bytes pass in one direction. Of those that wait, what has the least `rank` then passes first."""
 
-    async def take(self, count: int) -> float:
-        """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
+    async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
+        """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
+        Who is cancelled has taken nothing."""
 
-    def passes(self, count: int) -> bool:
+    def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
 
     def charge(self, count: int) -> None:
@@ -49,8 +70,8 @@ class OriginObserver(Protocol):
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
         """A piece of a body has passed."""
 
-    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
-        """A piece had to wait for bandwidth."""
+    def origin_waited(self, direction: Direction, slot: str, by: Literal["ceiling", "link"], seconds: float) -> None:
+        """A piece was held back by the slot's own ceiling, or by the link."""
 
 
 class OriginMeter:
@@ -66,7 +87,7 @@ class OriginMeter:
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         """What a body of `request`, or of its answer, passes."""
         limiter = self._limiter(direction, request.slot)
-        return TrafficMeter(self._observer, direction, request.slot, request.purpose.value, limiter)
+        return TrafficMeter(self._observer, direction, request.slot, request.purpose, limiter)
 
     def attempt(self, attempt: Attempt) -> None:
         """A try is over. A body in memory that was sent once more is on the account once more."""
@@ -85,14 +106,16 @@ class TrafficMeter:
     """Counts one body, and holds its pieces back."""
 
     def __init__(
-        self, observer: OriginObserver, direction: Direction, slot: str, purpose: str, limiter: RateLimiter | None
+        self, observer: OriginObserver, direction: Direction, slot: str, purpose: Purpose, limiter: RateLimiter | None
     ) -> None:
         self._observer = observer
         self._direction: Direction = direction
         self._slot = slot
-        self._purpose = purpose
+        self._purpose = purpose.value
         self.limited = limiter is not None
         self._limiter = limiter
+        self._ranks = RANKS[purpose]
+        self._is_awaited = IS_AWAITED.get()
 
     def count(self, count: int) -> None:
         """A piece passes."""
@@ -100,7 +123,7 @@ class TrafficMeter:
 
     def passes(self, count: int) -> bool:
         """Whether a piece of `count` bytes passes without waiting; it is counted then."""
-        if self._limiter is not None and not self._limiter.passes(count):
+        if self._limiter is not None and not self._limiter.passes(count, self._rank):
             return False
         self.count(count)
         return True
@@ -109,9 +132,15 @@ class TrafficMeter:
         """Until a piece of `count` bytes may pass."""
         if self._limiter is None:
             return
-        waited = await self._limiter.take(count)
-        if waited:
-            self._observer.origin_waited(self._direction, self._slot, waited)
+        ceiling_seconds, link_seconds = await self._limiter.take(count, self._rank)
+        if ceiling_seconds > 0:
+            self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
+        if link_seconds > 0:
+            self._observer.origin_waited(self._direction, self._slot, "link", link_seconds)
+
+    def _rank(self) -> int:
+        usually, awaited = self._ranks
+        return awaited if usually != awaited and self._is_awaited() else usually
 
 
 class MeteredOrigin:

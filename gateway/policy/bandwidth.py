@@ -1,22 +1,32 @@
-"""Ceilings on what moves to and from the origin: one per slot and direction, one for the whole link.
+"""What moves to and from the origin keeps to ceilings, and slots share the link fairly: over all processes together.
 
-A piece passes the ceiling of its slot, then that of the link. In one process the pieces of a slot and direction pass
-in the order in which they came; slots wait beside each other, so that one at its own ceiling keeps no other from the
-link. Between processes, each has one piece in the row before each ceiling, and goes to its end after that.
+A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the row, and goes to
+its end after that; who may pass the link says fair_shares.py. In one process the pieces of a slot and direction pass by
+rank, the better first, and those of a rank in the order in which they came; one that has waited for PATIENCE_SECONDS
+goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling keeps no other from
+the link, and does not count as waiting for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.clock import Clock
 from gateway.origin.client import Direction
-from gateway.policy.token_bucket import SharedBuckets, TokenBucket
+from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, Entry, FairShares, rows_of
+from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+
+PATIENCE_SECONDS = 1.0
+"""So long a piece waits for better ones of its slot. Then one such passes in each span of this length."""
 
 _FINEST_SLEEP_SECONDS = 0.001
 """Finer waits cost more than they shape: what comes due meanwhile passes together."""
+
+_DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,104 +38,291 @@ class Ceiling:
     bytes_per_second: float
 
 
-class _Queue:
-    """This process's pieces before one ceiling: the first has taken its tokens and waits for its time."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a slot has of a contended link, in one direction: a part by weight, and no less than it is guaranteed."""
 
-    def __init__(self, bucket: TokenBucket, clock: Clock) -> None:
-        self.bucket = bucket
-        self._clock = clock
-        self._turn = asyncio.Lock()  # first come, first served
-        self._waiting = 0
+    direction: Direction
+    slot: str
+    weight: int = 1
+    guaranteed_bytes_per_second: float | None = None
 
-    def has_room(self, now: float) -> bool:
-        """Whether a piece may pass now, without overtaking another."""
-        return not self._waiting and self.bucket.delay_seconds(now) <= 0
 
-    async def take(self, count: int) -> None:
-        """Wait until `count` bytes may pass. Who is cancelled has taken nothing."""
-        self._waiting += 1
-        try:
-            async with self._turn:
-                delay_seconds = self.bucket.delay_seconds(self._clock.monotonic())
-                self.bucket.take(count)
-                try:
-                    if delay_seconds > 0:
-                        await self._clock.sleep(max(delay_seconds, _FINEST_SLEEP_SECONDS))
-                except BaseException:
-                    self.bucket.give_back(count)
-                    raise
-        finally:
-            self._waiting -= 1
+class Waited(NamedTuple):
+    """How long a piece has waited: for its slot's own ceiling, then for the link."""
+
+    ceiling_seconds: float
+    link_seconds: float
+
+
+NOT_WAITED = Waited(0.0, 0.0)
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    count: int
+    rank: Callable[[], int]
+    since: float
+    passed: asyncio.Future[Waited]
 
 
 class RateLimiter:
-    """Where the pieces of one slot pass in one direction: `queues` are those of the ceilings over it, in order."""
+    """Where the pieces of one slot pass in one direction: its own ceiling, where it has one, and the link."""
 
-    def __init__(self, queues: Sequence[_Queue], clock: Clock) -> None:
-        self._queues = queues
+    def __init__(self, slot: int, ceiling: TokenBucket | None, link: _Link, clock: Clock) -> None:
+        self.slot = slot
+        self._ceiling = ceiling
+        self._link = link
         self._clock = clock
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: list[_Piece] = []
+        self._reserved = 0
+        """Bytes that the first piece has taken of the ceiling."""
 
-    async def take(self, count: int) -> float:
-        """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
-        if self.passes(count):
-            return 0.0
-        began = self._clock.monotonic()
-        self._waiting += 1
+        self._reserving: asyncio.Task[None] | None = None
+        self._at_link_since: float | None = None
+        self._impatient_at = 0.0
+        """When a piece last passed that had waited too long for better ones."""
+
+    async def take(self, count: int, rank: Callable[[], int]) -> Waited:
+        """Wait until `count` bytes may pass. Who is cancelled has taken nothing."""
+        if self.passes(count, rank):
+            return NOT_WAITED
+        piece = _Piece(count, rank, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        self._waiting.append(piece)
+        self._advance()
+        self._link.enter(self)
         try:
-            async with self._turn:
-                await self._take_of_each(count)
-        finally:
-            self._waiting -= 1
-        return self._clock.monotonic() - began
+            return await piece.passed
+        except BaseException:
+            self._leave(piece)
+            raise
 
-    def passes(self, count: int) -> bool:
+    def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if nothing keeps them; False, and nothing taken, when they must wait."""
-        now = self._clock.monotonic()
-        if self._waiting or not all(queue.has_room(now) for queue in self._queues):
+        if self._waiting:
             return False
-        self.charge(count)
+        now, ceiling = self._clock.monotonic(), self._ceiling
+        if ceiling is not None and ceiling.delay_seconds(now) > 0:
+            return False
+        if not self._link.shares.passes(self.slot, rank, count, now):
+            return False
+        if ceiling is not None:
+            ceiling.take(count)
         return True
 
     def charge(self, count: int) -> None:
         """`count` bytes pass without having waited: those behind them wait for both."""
-        for queue in self._queues:
-            queue.bucket.take(count)
+        if self._ceiling is not None:
+            self._ceiling.take(count)
+        self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
-    async def _take_of_each(self, count: int) -> None:
-        passed: list[_Queue] = []
-        try:
-            for queue in self._queues:
-                await queue.take(count)
-                passed.append(queue)
+    # For the link
+
+    @property
+    def is_at_link(self) -> bool:
+        """Its own ceiling lets a piece pass."""
+        return self._at_link_since is not None
+
+    def best_rank(self, now: float) -> int:
+        """Of the pieces that wait."""
+        return self._rank(self._best(now), now)
+
+    def let_pass(self, now: float) -> bool:
+        """One piece, if it is its turn."""
+        since = self._at_link_since
+        if since is None:
+            return False
+        piece = self._best(now)
+        rank = self._rank(piece, now)
+        if not self._link.shares.passes(self.slot, lambda: rank, piece.count, now):
+            return False
+        if rank < piece.rank():
+            self._impatient_at = now
+        if self._ceiling is not None:
+            self._reserve(piece.count)
+            self._ceiling.passed(piece.count, now)
+            self._reserved, self._at_link_since = 0, None
+        self._waiting.remove(piece)
+        at_link_since = max(since, piece.since)
+        piece.passed.set_result(Waited(at_link_since - piece.since, now - at_link_since))
+        self._advance()
+        return True
+
+    # Its own ceiling
+
+    def _advance(self) -> None:
+        """Somebody has come, or gone."""
+        if not self._waiting:
+            if self._reserving is not None:
+                self._reserving.cancel()
+            self._reserve(0)
+            self._reserving = self._at_link_since = None
+            self._link.leave(self)
+            return
+        if self._ceiling is None:
+            self._at_link_since = self._waiting[0].since if self._at_link_since is None else self._at_link_since
+        elif not self.is_at_link and self._reserving is None:
+            self._reserving = asyncio.create_task(self._await_ceiling(self._ceiling), name="bandwidth ceiling")
+
+    async def _await_ceiling(self, ceiling: TokenBucket) -> None:
+        now = self._clock.monotonic()
+        while self._link.shares.is_outranked(self.slot, self.best_rank(now), now):
+            await self._clock.sleep(LOOK_SECONDS)
             now = self._clock.monotonic()
-            for queue in self._queues:
-                queue.bucket.passed(count, now)
-        except BaseException:
-            for queue in passed:
-                queue.bucket.give_back(count)
-            raise
+        delay_seconds = ceiling.delay_seconds(now)
+        self._reserve(self._best(now).count)
+        if delay_seconds > 0:
+            await self._clock.sleep(max(delay_seconds, _FINEST_SLEEP_SECONDS))
+        self._reserving, self._at_link_since = None, self._clock.monotonic()
+        if not self.let_pass(self._at_link_since):
+            self._link.enter(self)
+
+    def _reserve(self, count: int) -> None:
+        if self._ceiling is not None:
+            self._ceiling.take(count - self._reserved)
+            self._reserved = count
+
+    def _leave(self, piece: _Piece) -> None:
+        if piece.passed.done() and not piece.passed.cancelled():  # it had passed, and nobody has heard of it
+            if self._ceiling is not None:
+                self._ceiling.give_back(piece.count)
+            self._link.shares.give_back(self.slot, piece.count)
+            return
+        self._waiting.remove(piece)
+        if self._waiting and self._reserved:
+            self._reserve(self._best(self._clock.monotonic()).count)
+        self._advance()
+
+    # Which piece is the first
+
+    def _best(self, now: float) -> _Piece:
+        waiting = self._waiting
+        return waiting[0] if len(waiting) == 1 else min(waiting, key=lambda one: self._rank(one, now))
+
+    def _rank(self, piece: _Piece, now: float) -> int:
+        is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
+        return 0 if is_impatient else piece.rank()
+
+
+@dataclass(eq=False)
+class _Link:
+    """What the slots of this process pass in one direction behind their own ceilings: a look now and then lets pass
+    whose turn it is, and tells the other processes who waits."""
+
+    shares: FairShares
+    clock: Clock
+    dice: random.Random
+    _present: dict[int, RateLimiter] = field(default_factory=dict)
+    _look_at: float = 0.0
+    _looking: asyncio.Task[None] | None = None
+
+    def enter(self, limiter: RateLimiter) -> None:
+        """Pieces of the slot wait."""
+        now = self.clock.monotonic()
+        self._present[limiter.slot] = limiter
+        self.shares.tell(self._entry(limiter, now), now)
+        self._look_again(now)
+
+    def leave(self, limiter: RateLimiter) -> None:
+        """None does. The other processes are told at the next look: most likely the next piece comes before it."""
+        self._present.pop(limiter.slot, None)
+
+    def look(self) -> None:
+        """Let pass whose turn it is."""
+        now = self.clock.monotonic()
+        self.shares.tell_all((self._entry(limiter, now) for limiter in self._present.values()), now)
+        at_link = [slot for slot, limiter in self._present.items() if limiter.is_at_link]
+        if at_link and self.shares.link is not None:
+            for slot in self.shares.next_of(at_link, now):
+                limiter = self._present[slot]
+                while slot in self._present and limiter.let_pass(now):
+                    pass
+        if self._present:
+            self._look_again(now)
+
+    def _entry(self, limiter: RateLimiter, now: float) -> Entry:
+        return Entry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
+
+    def _look_again(self, now: float) -> None:
+        """When somebody may pass, and before the other processes believe that nobody waits any more."""
+        pause_seconds, link = HOLD_SECONDS / 2, self.shares.link
+        if link is not None and any(limiter.is_at_link for limiter in self._present.values()):
+            delay_seconds = link.delay_seconds(now)
+            least_seconds = LOOK_SECONDS / 2 if delay_seconds > 0 else self.shares.interval_seconds
+            # Processes that wait for the same moment have the same chance to be the first then.
+            pause_seconds = min(pause_seconds, max(least_seconds, delay_seconds)) + self.dice.uniform(0, 0.001)
+        if self._looking is None or now + pause_seconds < self._look_at:
+            if self._looking is not None:
+                self._looking.cancel()
+            self._look_at = now + pause_seconds
+            self._looking = asyncio.create_task(self._look_after(pause_seconds), name="bandwidth of the link")
+
+    async def _look_after(self, seconds: float) -> None:
+        await self.clock.sleep(seconds)
+        self._looking = None
+        self.look()
 
 
 class Bandwidth:
-    """All ceilings, as one process keeps them with the others that use `buckets`; without, it is alone."""
+    """All ceilings and shares, as one process keeps them with the others that use `cells`; without, it is alone.
 
-    def __init__(self, ceilings: Sequence[Ceiling], clock: Clock, buckets: SharedBuckets | None = None) -> None:
-        buckets = buckets or SharedBuckets.of_one_process(len(ceilings), clock.monotonic())
-        self._queues = [
-            (ceiling, _Queue(buckets.bucket(number, ceiling.bytes_per_second), clock))
-            for number, ceiling in enumerate(ceilings)
-        ]
-        self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
+    What is of a slot of which nothing is said shares one number with all such, and has the weight 1.
+    """
+
+    def __init__(
+        self, ceilings: Sequence[Ceiling], clock: Clock, cells: SharedCells | None = None, shares: Sequence[Share] = ()
+    ) -> None:
+        cells = cells or SharedCells.of_one_process(cells_for(ceilings, shares), clock.monotonic())
         self._clock = clock
+        self._slots = {slot: number for number, slot in enumerate(_slots(ceilings, shares))}
+        buckets, row = dict[tuple[Direction, str | None], TokenBucket](), 0
+        for one in ceilings:
+            buckets[one.direction, one.slot] = cells.bucket(row, one.bytes_per_second)
+            row += ROWS_OF_BUCKET
+        guarantees = dict[tuple[Direction, int], TokenBucket]()
+        for share in shares:
+            if share.guaranteed_bytes_per_second is not None:
+                bucket = cells.bucket(row, share.guaranteed_bytes_per_second)
+                guarantees[share.direction, self._slots[share.slot]] = bucket
+                row += ROWS_OF_BUCKET
+        self._ceilings = buckets
+        self._links = dict[Direction, _Link]()
+        for direction in _DIRECTIONS:
+            weights = [1] * len(self._slots)
+            for share in shares:
+                if share.direction == direction:
+                    weights[self._slots[share.slot]] = share.weight
+            guaranteed = {slot: bucket for (of, slot), bucket in guarantees.items() if of == direction}
+            of_link = FairShares(cells, row, weights, guaranteed, buckets.get((direction, None)))
+            self._links[direction] = _Link(of_link, clock, random.Random(cells.own))
+            row += rows_of(len(self._slots))
+        self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
         """Where the slot's bytes pass; None: nothing limits them."""
+        if slot not in self._slots:
+            slot = _OTHER
         key = (direction, slot)
         if key not in self._limiters:
-            over = [one for one in self._queues if one[0].direction == direction and one[0].slot in (None, slot)]
-            over.sort(key=lambda one: one[0].slot is None)  # the link comes last
-            queues = [queue for _, queue in over]
-            self._limiters[key] = RateLimiter(queues, self._clock) if queues else None
+            ceiling, link = self._ceilings.get(key), self._links[direction]
+            is_limited = ceiling is not None or link.shares.link is not None
+            limiter = RateLimiter(self._slots[slot], ceiling, link, self._clock) if is_limited else None
+            self._limiters[key] = limiter
         return self._limiters[key]
+
+
+_OTHER = ""
+"""Stands for the slots of which nothing is said."""
+
+
+def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
+    """How many rows of cells all of them take."""
+    guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
+    of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
+    return ROWS_OF_BUCKET * (len(ceilings) + guarantees) + of_slots
+
+
+def _slots(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> list[str]:
+    """Their names, the same in all processes by their place."""
+    named = (one.slot for group in (ceilings, shares) for one in group)
+    return list(dict.fromkeys((_OTHER, *(name for name in named if name is not None))))

@@ -1,4 +1,4 @@
-"""Token buckets that all processes of a gateway share, in memory and without a lock.
+"""Token buckets that all processes of a gateway share, and the cells in memory that they share without a lock.
 
 What a bucket holds follows from cells that have one writer each, and from the time. So no process can break another's
 view or hold one up, wherever it is stopped or killed (docs/decisions/0007-origin-meter.md has the proof):
@@ -20,11 +20,14 @@ from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, fcntl
 BURST_SECONDS = 0.1
 """What an idle bucket saves up: this much of its rate. It also makes good for timers that ring late."""
 
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 _HEADER = struct.Struct("=QQQd")
-"""Version, number of buckets, number of processes, and the time of `Clock.monotonic` from which on times count."""
+"""Version, number of rows, number of processes, and the time of `Clock.monotonic` from which on times count."""
 
 _CELL_BYTES = 8
+
+ROWS_OF_BUCKET = 2
+"""What was taken, and the anchors."""
 
 
 class TokenBucket:
@@ -38,8 +41,8 @@ class TokenBucket:
     def __init__(
         self, rate: float, started: float, taken: memoryview[int], anchors: memoryview[float], own: int
     ) -> None:
-        self._rate = rate
-        self._burst = rate * BURST_SECONDS
+        self.rate = rate
+        self.burst = rate * BURST_SECONDS
         self._started = started
         self._taken = taken
         self._anchors = anchors
@@ -48,7 +51,11 @@ class TokenBucket:
     def delay_seconds(self, now: float) -> float:
         """Until the next piece may pass; 0 is now."""
         level = self._level(now, 0)
-        return 0.0 if level >= 0 else -level / self._rate
+        return 0.0 if level >= 0 else -level / self.rate
+
+    def level(self, now: float) -> float:
+        """The bytes that it holds, a burst at most; less than nothing is debt."""
+        return self._level(now, 0)
 
     def take(self, count: int) -> None:
         """`count` bytes pass, now or when the debt is paid: they are on the account."""
@@ -65,72 +72,81 @@ class TokenBucket:
     def _level(self, now: float, held: int) -> float:
         """What the bucket held, had `held` bytes not been taken yet. Where it was full, that is noted down."""
         # The order matters: the time first. What is read after it makes the level less than it was then, not more.
-        flowed = self._rate * (now - self._started)
+        flowed = self.rate * (now - self._started)
         taken = sum(self._taken) - held
-        level = self._burst + flowed - taken + min(self._anchors)
-        if level > self._burst:
+        level = self.burst + flowed - taken + min(self._anchors)
+        if level > self.burst:
             self._anchors[self._own] = taken - flowed
-        return min(level, self._burst)
+        return min(level, self.burst)
 
 
-class SharedBuckets:
-    """The memory of some buckets, as process number `own` of `processes` has it mapped.
+class SharedCells:
+    """Rows of cells, one for each process, as process number `own` of `processes` has them mapped.
 
-    ValueError when it was laid out for another number of buckets or processes, or by another version.
+    ValueError when they were laid out for another number of rows or processes, or by another version.
     """
 
-    def __init__(self, memory: mmap.mmap, buckets: int, processes: int, own: int) -> None:
+    def __init__(self, memory: mmap.mmap, rows: int, processes: int, own: int) -> None:
         *laid_out, self._started = _HEADER.unpack_from(memory)
-        if laid_out != [_LAYOUT_VERSION, buckets, processes] or not 0 <= own < processes:
+        if laid_out != [_LAYOUT_VERSION, rows, processes] or not 0 <= own < processes:
             raise ValueError("the shared memory of bandwidth is of another version or configuration")
-        self._memory = memory
-        self._processes = processes
-        self._own = own
+        self.processes = processes
+        self.own = own
+        cells = memoryview(memory)[_HEADER.size : _size_bytes(rows, processes)]
+        self._whole_numbers = cells.cast("q")
+        self._numbers = cells.cast("d")
 
     @classmethod
-    def attach(cls, descriptor: int, buckets: int, processes: int, own: int) -> SharedBuckets:
+    def attach(cls, descriptor: int, rows: int, processes: int, own: int) -> SharedCells:
         """Map what `make_shared_memory` made; OSError, ValueError."""
-        return cls(mmap.mmap(descriptor, _size_bytes(buckets, processes)), buckets, processes, own)
+        return cls(mmap.mmap(descriptor, _size_bytes(rows, processes)), rows, processes, own)
 
     @classmethod
-    def of_one_process(cls, buckets: int, now: float) -> SharedBuckets:
-        """Buckets that nobody else uses."""
-        memory = mmap.mmap(-1, _size_bytes(buckets, 1))
-        _lay_out(memory, buckets, 1, now)
-        return cls(memory, buckets, 1, 0)
+    def of_one_process(cls, rows: int, now: float) -> SharedCells:
+        """Cells that nobody else uses."""
+        memory = mmap.mmap(-1, _size_bytes(rows, 1))
+        _lay_out(memory, rows, 1, now)
+        return cls(memory, rows, 1, 0)
 
-    def bucket(self, number: int, rate: float) -> TokenBucket:
-        """Bucket `number`, which lets `rate` bytes per second pass: the same in all processes."""
-        row_bytes = self._processes * _CELL_BYTES
-        begin = _HEADER.size + 2 * number * row_bytes
-        view = memoryview(self._memory)
-        taken = view[begin : begin + row_bytes].cast("q")
-        anchors = view[begin + row_bytes : begin + 2 * row_bytes].cast("d")
-        return TokenBucket(rate, self._started, taken, anchors, self._own)
+    def bucket(self, row: int, rate: float) -> TokenBucket:
+        """The bucket in a row and the next one, which lets `rate` bytes per second pass: the same in all processes."""
+        return TokenBucket(rate, self._started, self.whole_numbers(row), self.numbers(row + 1), self.own)
+
+    def whole_numbers(self, row: int) -> memoryview[int]:
+        """A row of whole numbers, a cell for each process."""
+        return self._whole_numbers[row * self.processes : (row + 1) * self.processes]
+
+    def numbers(self, row: int) -> memoryview[float]:
+        """The same of fractions."""
+        return self._numbers[row * self.processes : (row + 1) * self.processes]
+
+    def column(self, row: int, rows: int, process: int) -> memoryview[int]:
+        """The whole numbers of one process in some rows."""
+        return self._whole_numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
 
 
-def make_shared_memory(buckets: int, processes: int, now: float) -> int:
-    """A descriptor of memory for full buckets, to be inherited by the processes that share them; OSError.
+def make_shared_memory(rows: int, processes: int, now: float) -> int:
+    """A descriptor of memory for cells, to be inherited by the processes that share them; OSError.
 
     It has no name, so that nothing clears it away, and cannot shrink, so that no process dies of touching it.
     """
     descriptor = os.memfd_create("forebay-bandwidth", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        size_bytes = _size_bytes(buckets, processes)
+        size_bytes = _size_bytes(rows, processes)
         os.posix_fallocate(descriptor, 0, size_bytes)
         fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
         with mmap.mmap(descriptor, size_bytes) as memory:
-            _lay_out(memory, buckets, processes, now)
+            _lay_out(memory, rows, processes, now)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _size_bytes(buckets: int, processes: int) -> int:
-    return _HEADER.size + 2 * buckets * processes * _CELL_BYTES
+def _size_bytes(rows: int, processes: int) -> int:
+    return _HEADER.size + rows * processes * _CELL_BYTES
 
 
-def _lay_out(memory: mmap.mmap, buckets: int, processes: int, now: float) -> None:
-    """All else is zero: nothing was taken, and every bucket was full at `now`."""
-    _HEADER.pack_into(memory, 0, _LAYOUT_VERSION, buckets, processes, now)
+def _lay_out(memory: mmap.mmap, rows: int, processes: int, now: float) -> None:
+    """All else is zero: nothing was taken, every bucket was full at `now`, and nobody waits."""
+    _HEADER.pack_into(memory, 0, _LAYOUT_VERSION, rows, processes, now)

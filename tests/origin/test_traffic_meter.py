@@ -24,7 +24,7 @@ class Observed:
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str, str]] = Counter()
-        self.waited: dict[tuple[str, str], float] = {}
+        self.waited: dict[tuple[str, str, str], float] = {}
         self.attempts: list[Attempt] = []
 
     def origin_attempt(self, attempt: Attempt) -> None:
@@ -33,8 +33,8 @@ class Observed:
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
         self.bytes[direction, slot, purpose] += count
 
-    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
-        self.waited[direction, slot] = self.waited.get((direction, slot), 0.0) + seconds
+    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
+        self.waited[direction, slot, by] = self.waited.get((direction, slot, by), 0.0) + seconds
 
 
 class Metered:
@@ -130,8 +130,8 @@ def test_a_ceiling_on_reads_holds_back_its_slot_and_no_other() -> None:
         slow = asyncio.create_task(metered.read("slow"))
         assert await metered.done(asyncio.create_task(metered.read("other"))) == 0.01
         assert 2.9 <= await metered.done(slow) <= 3.0
-        assert set(metered.seen.waited) == {("read", "slow")}
-        assert 2.8 <= metered.seen.waited["read", "slow"] <= 3.0
+        assert set(metered.seen.waited) == {("read", "slow", "ceiling")}
+        assert 2.8 <= metered.seen.waited["read", "slow", "ceiling"] <= 3.0
 
     asyncio.run(run())
 

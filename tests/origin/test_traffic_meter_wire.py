@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
@@ -31,11 +31,11 @@ class Held:
     def limiter(self, direction: Direction, slot: str) -> Held:
         return self
 
-    async def take(self, count: int) -> float:
+    async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         await asyncio.sleep(HELD_SECONDS)
-        return HELD_SECONDS
+        return 0.0, HELD_SECONDS
 
-    def passes(self, count: int) -> bool:
+    def passes(self, count: int, rank: Callable[[], int]) -> bool:
         return False
 
     def charge(self, count: int) -> None:
@@ -47,7 +47,7 @@ class Held:
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
         assert count
 
-    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
+    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
         assert seconds == HELD_SECONDS
 
 

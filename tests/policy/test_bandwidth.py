@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.bandwidth import Bandwidth, Ceiling, RateLimiter
-from gateway.policy.token_bucket import BURST_SECONDS, SharedBuckets, make_shared_memory
+from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, cells_for
+from gateway.policy.fair_shares import HOLD_SECONDS
+from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
 
 STEP_SECONDS = 0.05
+
+
+def first() -> int:
+    """A rank: before or beside all others."""
+    return 0
 
 
 def limited(clock: ManualClock, *ceilings: Ceiling) -> Bandwidth:
@@ -29,7 +35,7 @@ def limiter_of(bandwidth: Bandwidth, slot: str) -> RateLimiter:
 
 async def take_in_row(limiter: RateLimiter, counts: list[int], passed: Callable[[int], None]) -> None:
     for count in counts:
-        await limiter.take(count)
+        await limiter.take(count, first)
         passed(count)
 
 
@@ -91,7 +97,7 @@ def test_pieces_of_a_slot_pass_in_the_order_they_came() -> None:
     async def run() -> None:
         clock, order = ManualClock(), list[int]()
         limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
-        await limiter.take(1100)
+        await limiter.take(1100, first)
         await run_all(clock, *(take_in_row(limiter, [count], order.append) for count in (900, 1, 500, 2)))
         assert order == [900, 1, 500, 2]
 
@@ -105,13 +111,13 @@ def test_a_slot_at_its_ceiling_keeps_no_other_from_the_link() -> None:
         clock = ManualClock()
         bandwidth = limited(clock, Ceiling("read", "slow", 10), Ceiling("read", None, 10_000))
         slow, fast = limiter_of(bandwidth, "slow"), limiter_of(bandwidth, "fast")
-        await slow.take(1000)
-        waiting = asyncio.ensure_future(slow.take(1000))
+        await slow.take(1000, first)
+        waiting = asyncio.ensure_future(slow.take(1000, first))
         await run_all(clock, take_in_row(fast, [1000] * 20, lambda _: None))
         assert clock.monotonic() < 2.1
         assert not waiting.done()
         await clock.advance(100)
-        assert 90 < await waiting < 101
+        assert 90 < (await waiting).ceiling_seconds < 101
 
     asyncio.run(run())
 
@@ -122,7 +128,7 @@ def test_who_leaves_while_waiting_has_taken_nothing() -> None:
     async def run() -> None:
         clock, order = ManualClock(), list[int]()
         limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
-        await limiter.take(1100)
+        await limiter.take(1100, first)
         tasks = [asyncio.ensure_future(take_in_row(limiter, [n], order.append)) for n in (5000, 1000, 7000, 1)]
         await clock.advance(0)
         tasks[0].cancel()
@@ -131,6 +137,7 @@ def test_who_leaves_while_waiting_has_taken_nothing() -> None:
         assert order == [1000]
         await clock.advance(1.0)
         assert order == [1000, 1]
+        await clock.advance(HOLD_SECONDS)
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
     asyncio.run(run())
@@ -142,8 +149,8 @@ def test_who_leaves_when_its_turn_has_just_come_gives_back_what_it_took() -> Non
     async def run() -> None:
         clock = ManualClock()
         limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
-        await limiter.take(1100)
-        late = asyncio.ensure_future(limiter.take(50_000))
+        await limiter.take(1100, first)
+        late = asyncio.ensure_future(limiter.take(50_000, first))
         await clock.advance(0)
         await clock.advance(0.9)
         assert not late.done()
@@ -154,7 +161,7 @@ def test_who_leaves_when_its_turn_has_just_come_gives_back_what_it_took() -> Non
         sleep.cancel()
         await asyncio.gather(late, return_exceptions=True)
         assert late.cancelled()
-        assert await limiter.take(100) == 0
+        assert await limiter.take(100, first) == NOT_WAITED
 
     asyncio.run(run())
 
@@ -165,18 +172,18 @@ def test_who_waits_for_the_link_leaves_its_slot_as_it_was() -> None:
     async def run() -> None:
         clock = ManualClock()
         bandwidth = limited(clock, Ceiling("read", "a", 1000), Ceiling("read", None, 1000))
-        await limiter_of(bandwidth, "b").take(10_100)
-        leaving = asyncio.ensure_future(limiter_of(bandwidth, "a").take(5000))
+        await limiter_of(bandwidth, "b").take(10_100, first)
+        leaving = asyncio.ensure_future(limiter_of(bandwidth, "a").take(5000, first))
         await clock.advance(0)
         await clock.advance(1)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        waiting = asyncio.ensure_future(limiter_of(bandwidth, "a").take(100))
+        waiting = asyncio.ensure_future(limiter_of(bandwidth, "a").take(100, first))
         await clock.advance(0)
         await clock.advance(8.9)
         assert not waiting.done()
         await clock.advance(0.2)
-        assert await waiting == pytest.approx(9.0, abs=0.01)
+        assert sum(await waiting) == pytest.approx(9.0, abs=0.01)
 
     asyncio.run(run())
 
@@ -186,12 +193,11 @@ PROCESSES = 4
 
 def shared_by_processes(clock: ManualClock, *ceilings: Ceiling) -> list[Bandwidth]:
     """The ceilings as each of some processes keeps them."""
-    descriptor = make_shared_memory(len(ceilings), PROCESSES, clock.monotonic())
+    rows = cells_for(ceilings, ())
+    descriptor = make_shared_memory(rows, PROCESSES, clock.monotonic())
     try:
-        return [
-            Bandwidth(ceilings, clock, SharedBuckets.attach(descriptor, len(ceilings), PROCESSES, own))
-            for own in range(PROCESSES)
-        ]
+        cells = [SharedCells.attach(descriptor, rows, PROCESSES, own) for own in range(PROCESSES)]
+        return [Bandwidth(ceilings, clock, one) for one in cells]
     finally:
         os.close(descriptor)
 
@@ -230,7 +236,7 @@ def test_processes_that_wait_pass_in_turn() -> None:
     async def run() -> None:
         clock, order = ManualClock(), list[str]()
         many, few, *_ = (limiter_of(one, "a") for one in shared_by_processes(clock, Ceiling("read", "a", 1000)))
-        await many.take(1100)
+        await many.take(1100, first)
         work = [take_in_row(many, [100], lambda _: order.append("many")) for _ in range(50)]
         work += [take_in_row(few, [100] * 5, lambda _: order.append("few"))]
         await run_all(clock, *work)
@@ -245,16 +251,16 @@ def test_a_process_that_is_gone_while_its_piece_waits_costs_the_others_that_piec
     async def run() -> None:
         clock = ManualClock()
         gone, other, *_ = (limiter_of(one, "a") for one in shared_by_processes(clock, Ceiling("read", "a", 1000)))
-        await other.take(1100)
-        lost = asyncio.ensure_future(gone.take(500))
+        await other.take(1100, first)
+        lost = asyncio.ensure_future(gone.take(500, first))
         await clock.advance(0)
         clock._sleepers.clear()  # it never wakes again
-        waiting = asyncio.ensure_future(other.take(1000))
+        waiting = asyncio.ensure_future(other.take(1000, first))
         await clock.advance(0)
         await clock.advance(1.49)
         assert not waiting.done()
         await clock.advance(0.02)
-        assert await waiting == pytest.approx(1.5, abs=0.01)
+        assert sum(await waiting) == pytest.approx(1.5, abs=0.01)
         lost.cancel()
         await asyncio.gather(lost, return_exceptions=True)
 

@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.policy.bandwidth import Ceiling, cells_for
 from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
 from tests.support.prepared_process import PreparedProcess
 from tests.support.rest_is_slow import rest_is_slow
@@ -91,7 +92,7 @@ def _read(lines: IO[str], passed: list[tuple[float, int]]) -> None:
 
 @contextmanager
 def crowd() -> Iterator[Crowd]:
-    descriptor = make_shared_memory(1, PROCESSES, SystemClock().monotonic())
+    descriptor = make_shared_memory(cells_for([Ceiling("read", None, RATE)], ()), PROCESSES, SystemClock().monotonic())
     one = Crowd(descriptor)
     try:
         yield one

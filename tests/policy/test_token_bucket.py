@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.token_bucket import BURST_SECONDS, SharedBuckets, TokenBucket, make_shared_memory
+from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, SharedCells, TokenBucket, make_shared_memory
 
 RATES = st.floats(min_value=1.0, max_value=1e10)
 PROCESSES = 3
@@ -24,15 +24,16 @@ STEPS = st.lists(
 @contextmanager
 def shared(rate: float, started: float = 0.0, processes: int = PROCESSES) -> Iterator[list[TokenBucket]]:
     """One bucket as each of some processes sees it."""
-    descriptor = make_shared_memory(1, processes, started)
+    descriptor = make_shared_memory(ROWS_OF_BUCKET, processes, started)
     try:
-        yield [SharedBuckets.attach(descriptor, 1, processes, own).bucket(0, rate) for own in range(processes)]
+        cells = [SharedCells.attach(descriptor, ROWS_OF_BUCKET, processes, own) for own in range(processes)]
+        yield [one.bucket(0, rate) for one in cells]
     finally:
         os.close(descriptor)
 
 
 def one(rate: float) -> TokenBucket:
-    return SharedBuckets.of_one_process(1, 0.0).bucket(0, rate)
+    return SharedCells.of_one_process(ROWS_OF_BUCKET, 0.0).bucket(0, rate)
 
 
 @given(RATES, STEPS, st.booleans())
@@ -109,9 +110,9 @@ def test_memory_of_another_layout_is_refused() -> None:
     """A child that was upgraded under a running gateway misreads nothing."""
     descriptor = make_shared_memory(2, 3, 0.0)
     try:
-        for buckets, processes, own in ((1, 3, 0), (2, 2, 0), (2, 3, 3)):
+        for rows, processes, own in ((1, 3, 0), (2, 2, 0), (2, 3, 3)):
             with pytest.raises(ValueError, match="another version or configuration"):
-                SharedBuckets.attach(descriptor, buckets, processes, own)
+                SharedCells.attach(descriptor, rows, processes, own)
     finally:
         os.close(descriptor)
 

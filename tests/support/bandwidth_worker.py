@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from gateway.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.token_bucket import SharedBuckets, TokenBucket
+from gateway.policy.bandwidth import Bandwidth, Ceiling, cells_for
+from gateway.policy.token_bucket import SharedCells, TokenBucket
 
 
 class Cells:
@@ -58,26 +58,27 @@ class Stops:
 
 
 async def main(descriptor: int, own: int, processes: int, rate: float, piece: int, point: str, after: int) -> None:
-    buckets, stops = SharedBuckets.attach(descriptor, 1, processes, own), Stops(point)
-    make = buckets.bucket
+    ceilings = [Ceiling("read", None, rate)]
+    cells, stops = SharedCells.attach(descriptor, cells_for(ceilings, ()), processes, own), Stops(point)
+    make = cells.bucket
 
-    def stopping(number: int, rate: float) -> TokenBucket:
-        bucket = make(number, rate)
+    def stopping(row: int, rate: float) -> TokenBucket:
+        bucket = make(row, rate)
         bucket._taken = Cells(bucket._taken, stops, "taken")  # type: ignore[assignment]
         bucket._anchors = Cells(bucket._anchors, stops, "anchors")  # type: ignore[assignment]
         return bucket
 
     if point != "-":
-        buckets.bucket = stopping  # type: ignore[method-assign]
+        cells.bucket = stopping  # type: ignore[method-assign]
     clock = SystemClock()
-    limiter = Bandwidth([Ceiling("read", None, rate)], clock, buckets).limiter("read", "a")
+    limiter = Bandwidth(ceilings, clock, cells).limiter("read", "a")
     assert limiter is not None
     pieces = 0
     while True:
         stops.armed = pieces == after
         if stops.armed and point.endswith("writing anchors"):
             await asyncio.sleep(0.3)  # a full bucket is what is noted down
-        await limiter.take(piece)
+        await limiter.take(piece, lambda: 0)
         pieces += 1
         sys.stdout.write(f"{clock.monotonic()} {piece}\n")
         sys.stdout.flush()

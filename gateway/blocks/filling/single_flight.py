@@ -28,7 +28,7 @@ from gateway.blocks.layout import Block, Extent, data_offset, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.counting import CacheMetrics
 from gateway.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
-from gateway.origin.client import ACCOUNT, Purpose
+from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
 
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
@@ -123,6 +123,11 @@ class InflightFetch:
     def is_abandoned(self) -> bool:
         """Nobody waits for it, and nobody is expected."""
         return self._users == 0 and self.purpose is Purpose.LIVE
+
+    @property
+    def is_awaited(self) -> bool:
+        """A reader waits for it, whatever it was begun for."""
+        return self._users > (self.purpose is Purpose.WARM)  # whose job is a user
 
     def _nothing(self) -> int:
         """From where on bytes need no verification where none do without."""
@@ -361,6 +366,7 @@ class SingleFlight:
     async def _run(self, fetch: InflightFetch) -> None:
         failure: BaseException | None = StoreUnavailable("the block cache is closing")
         cancellation.register_shared(lambda: fetch.is_abandoned, lambda: self._forget(fetch))
+        IS_AWAITED.set(lambda: fetch.is_awaited)  # this task's own
         try:
             await self._take_turn(fetch)
             failure = None

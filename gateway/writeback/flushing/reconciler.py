@@ -22,6 +22,7 @@ import structlog
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
+from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import unquote
 from gateway.writeback.change_notifier import ChangeNotifier
@@ -247,6 +248,8 @@ class Reconciler:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
+            for write_id in tx.urgent(list(self._runs)):
+                self._runs[write_id].is_urgent = True
         lanes = tx.lanes()
         self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
         for name, first_due_at in lanes.items():
@@ -336,6 +339,7 @@ class Reconciler:
         expiry_seconds = self._tools.slot(slot).upload_expiry_seconds
         progress = Progress(write, conditions, Moment.of(self._clock), expiry_seconds)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
+        IS_AWAITED.set(lambda: run.is_awaited or run.is_urgent)  # this task's own
         return await run.run()
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
@@ -442,6 +446,8 @@ class _Run:
         """It may have written down itself that the write is over, and is about to tell."""
         self.is_awaited = False
         """Somebody wants to know now: when this fails, it is tried again after the shortest pause."""
+        self.is_urgent = turn.priority is Priority.URGENT
+        """A request waits for it, by the journal: it takes bandwidth before what nobody waits for."""
 
     @property
     def write(self) -> Write:

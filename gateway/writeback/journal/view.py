@@ -273,6 +273,12 @@ class JournalView:
             for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
         }
 
+    def urgent(self, write_ids: Sequence[int]) -> set[int]:
+        """Those that somebody waits for."""
+        marks = ",".join("?" * len(write_ids))
+        query = f"SELECT id FROM writes WHERE id IN ({marks}) AND priority = ?"
+        return {one for (one,) in self._rows.execute(query, (*write_ids, Priority.URGENT))}
+
     # Staged files, and what each slot has (counted by schema.py's triggers)
 
     def knows_file(self, name: str) -> bool:

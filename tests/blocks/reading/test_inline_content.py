@@ -44,7 +44,7 @@ class Counted:
         assert (direction, purpose) == ("read", "live")
         self.read_bytes += count
 
-    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
+    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
         assert seconds > 0
 
 

@@ -287,11 +287,11 @@ class _Limiter:
     def __init__(self) -> None:
         self.passed_bytes = 0
 
-    async def take(self, count: int) -> float:
+    async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         self.passed_bytes += count
-        return 0.0
+        return 0.0, 0.0
 
-    def passes(self, count: int) -> bool:
+    def passes(self, count: int, rank: Callable[[], int]) -> bool:
         self.passed_bytes += count
         return True
 
@@ -314,7 +314,7 @@ class _Meter:
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
         self.purposes.add((slot, purpose))
 
-    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None: ...
+    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None: ...
 
 
 def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:

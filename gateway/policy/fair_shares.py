@@ -1,0 +1,278 @@
+"""Who may pass the link next, where not all can: weighted max-min fair shares of its bandwidth, in one direction.
+
+A slot's *virtual time* is the bytes that it has passed while somebody waited for the link, divided by its weight. The
+slot that waits with the lowest goes first (start-time fair queueing), so that slots which always wait advance together:
+each gets bytes in proportion to its weight, and whoever does not wait leaves its share to those who do. The *floor* is
+the lowest virtual time that any slot has waited with; it never falls. Who comes back from being idle starts near it,
+and has saved up no more than CREDIT_SECONDS; who was ahead of others owes DEBT_SECONDS at most.
+
+All of it follows from cells that have one writer each, as token_bucket.py's do, for each direction:
+
+    fresh[p]        until when the list of process p is to be believed
+    contended[p]    until when p is known to wait for the link
+    floor[p]        the floor as p knows it; the greatest counts
+    count[p]        how many entries its list has
+    list[p][n]      a slot in which p has pieces that wait, for the link or only for the slot's ceiling, and the best rank
+    passed[s][p]    bytes of slot s that p has passed while somebody waited
+    anchor[s][p]    what p has added to the virtual time of s, when that lay too far below the floor; the greatest counts
+
+A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and nobody waits for it when the
+link's bucket is nearly full, which is earlier: so it costs the others nothing of the link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gateway.policy.token_bucket import SharedCells, TokenBucket
+
+LOOK_SECONDS = 0.004
+"""From one look at what all processes wait for to the next."""
+
+HOLD_SECONDS = 0.1
+"""So long a process is believed to wait. It says so anew in half of that."""
+
+CREDIT_SECONDS = 0.1
+"""What a slot that has not waited may catch up with: what would have been its share in this time."""
+
+DEBT_SECONDS = 1.0
+"""What a slot that was ahead of others, by its guarantee, must let pass at most: their shares in this time."""
+
+_FULL = 0.7
+"""The part of its burst with which the link's bucket is so full that whoever ought to go first is not there."""
+
+_LOOKING_MAX = 0.05
+"""The part of a process's time that looking takes at most, as it is estimated."""
+
+_ENTRY_SECONDS, _SLOT_SECONDS, _CELL_SECONDS = 0.15e-6, 2e-6, 0.05e-6
+"""What a look takes for each entry of a list, for each slot that waits, and for each process of each such slot."""
+
+_RANK_BITS = 3
+LAST_RANK = 2**_RANK_BITS - 1
+
+_FIRST_ROWS = 4
+_FRESH, _CONTENDED, _FLOOR, _COUNT = range(_FIRST_ROWS)
+
+
+def rows_of(slots: int) -> int:
+    """How many rows of cells one direction takes."""
+    return _FIRST_ROWS + 3 * slots
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A slot in which a process has pieces that wait: `rank` is the best of theirs, 0 goes first. `is_at_link`: it is
+    not held back by its own ceiling."""
+
+    slot: int
+    rank: int
+    is_at_link: bool
+
+
+class FairShares:
+    """One direction, as one process sees it. Slots are numbers from 0 on, `guarantees` are buckets of some of them.
+
+    Without a `link` nobody waits for it, and only ranks are told to the other processes.
+    """
+
+    def __init__(
+        self,
+        cells: SharedCells,
+        first_row: int,
+        weights: Sequence[int],
+        guarantees: dict[int, TokenBucket],
+        link: TokenBucket | None,
+    ) -> None:
+        slots, row = len(weights), first_row + _FIRST_ROWS
+        self.link = link
+        self._weights = weights
+        self._guarantees = guarantees
+        self._cells = cells
+        self._own = cells.own
+        self._fresh, self._contended, self._floors = (cells.numbers(first_row + i) for i in (_FRESH, _CONTENDED, _FLOOR))
+        self._counts = cells.whole_numbers(first_row + _COUNT)
+        self._lists = [cells.column(row, slots, process) for process in range(cells.processes)]
+        self._first_passed, self._first_anchor = row + slots, row + 2 * slots
+        self._told: dict[int, int] = {}
+        """By slot, where its entry stands in this process's list."""
+
+        self._rows: dict[int, tuple[memoryview[int], memoryview[float]]] = {}
+        self._virtual: dict[int, float] = {}
+        """The virtual times of the slots that wait for the link, as of the last look and what this process has passed."""
+
+        self._best_elsewhere: dict[int, int] = {}
+        self._needy: set[int] = set()
+        self._weight_waiting = 0
+        self._floor = 0.0
+        self._next_look_at = -math.inf
+        self.interval_seconds = LOOK_SECONDS
+
+    # What this process says
+
+    def tell(self, entry: Entry, now: float) -> None:
+        """It has pieces of a slot that wait: others that pass something look at that first."""
+        if entry.is_at_link:
+            self._look(now)
+            self._lifted(entry.slot)
+        self._write(entry)
+        self._counts[self._own] = len(self._told)
+        self._fresh[self._own] = now + HOLD_SECONDS
+        if entry.is_at_link:
+            self._contended[self._own] = now + HOLD_SECONDS
+
+    def tell_all(self, entries: Iterable[Entry], now: float) -> None:
+        """These are all, and they still wait."""
+        is_contended = False
+        self._told.clear()
+        for entry in entries:
+            self._write(entry)
+            is_contended = is_contended or entry.is_at_link
+        self._counts[self._own] = len(self._told)
+        self._fresh[self._own] = now + HOLD_SECONDS if self._told else 0.0
+        self._contended[self._own] = now + HOLD_SECONDS if is_contended else 0.0
+
+    def _write(self, entry: Entry) -> None:
+        place = self._told.setdefault(entry.slot, len(self._told))
+        self._lists[self._own][place] = (entry.slot << 1 | entry.is_at_link) << _RANK_BITS | entry.rank
+
+    # What may pass
+
+    def passes(self, slot: int, rank: Callable[[], int], count: int, now: float) -> bool:
+        """Let `count` bytes pass the link if it is their turn; False, and nothing taken, when it is not."""
+        link = self.link
+        if link is None:
+            return True
+        level = link.level(now)
+        if level < 0:
+            return False
+        if max(self._contended) > now:
+            if not self._is_turn(slot, rank(), level >= _FULL * link.burst, now):
+                return False
+            self._count(slot, count, now)
+        link.take(count)
+        return True
+
+    def charge(self, slot: int, count: int, now: float) -> None:
+        """`count` bytes pass without having waited."""
+        if self.link is not None:
+            if max(self._contended) > now:
+                self._count(slot, count, now)
+            self.link.take(count)
+
+    def give_back(self, slot: int, count: int) -> None:
+        """`count` bytes that had passed by their turn did not."""
+        if self.link is not None:
+            self.link.give_back(count)
+            self._cells_of(slot)[0][self._own] -= count
+
+    def is_outranked(self, slot: int, rank: int, now: float) -> bool:
+        """Whether another process has a better piece of the slot that waits."""
+        self._look(now)
+        return self._best_elsewhere.get(slot, rank) < rank
+
+    def next_of(self, slots: Iterable[int], now: float) -> list[int]:
+        """Those of some slots that wait whose turn it may be, in their order."""
+        link = self.link
+        assert link is not None  # noqa: S101 - nobody waits otherwise
+        level = link.level(now)
+        if level < 0:
+            return []
+        self._look(now)
+        limit = math.inf if level >= _FULL * link.burst else self._limit()
+        found = [(slot not in self._needy, self._virtual.get(slot, self._floor), slot) for slot in slots]
+        return [slot for is_satisfied, virtual, slot in sorted(found) if not is_satisfied or virtual <= limit]
+
+    def _is_turn(self, slot: int, rank: int, is_full: bool, now: float) -> bool:
+        self._look(now)
+        virtual = self._lifted(slot)
+        if is_full:
+            return True
+        if self._best_elsewhere.get(slot, rank) < rank:
+            return False
+        guarantee = self._guarantees.get(slot)
+        if guarantee is not None and guarantee.level(now) >= 0:
+            return True
+        if len(self._needy) > (slot in self._needy):
+            return False
+        return virtual <= self._limit()
+
+    def _limit(self) -> float:
+        """Up to which virtual time slots may pass: a little above the lowest, for no process looks all the time."""
+        slack = 2 * self.interval_seconds * self._speed()
+        return min(self._virtual.values(), default=math.inf) + slack
+
+    def _speed(self, slot: int | None = None) -> float:
+        """By how much virtual time advances in a second; `slot` is about to wait, too."""
+        assert self.link is not None  # noqa: S101 - nobody asks otherwise
+        more = self._weights[slot] if slot is not None and slot not in self._virtual else 0
+        return self.link.rate / max(1, self._weight_waiting + more)
+
+    def _count(self, slot: int, count: int, now: float) -> None:
+        """It passes while somebody waits."""
+        guarantee = self._guarantees.get(slot)
+        if guarantee is not None:
+            level = guarantee.level(now)
+            if level > -guarantee.burst:  # what the slot has beyond its guarantee is not held against it for longer
+                guarantee.take(count)
+                level -= count
+            if level < 0:
+                self._needy.discard(slot)
+        if self._virtual_of(slot) <= self._floor + DEBT_SECONDS * self._speed(slot):
+            self._cells_of(slot)[0][self._own] += count
+            if slot in self._virtual:
+                self._virtual[slot] += count / self._weights[slot]
+
+    def _lifted(self, slot: int) -> float:
+        """The slot's virtual time, which begins near the floor where it was idle."""
+        virtual = self._virtual_of(slot)
+        least = self._floor - CREDIT_SECONDS * self._speed(slot)
+        if virtual < least:
+            passed, anchors = self._cells_of(slot)
+            anchors[self._own] = max(anchors) + least - virtual
+            virtual = least
+            if slot in self._virtual:
+                self._virtual[slot] = least
+        return virtual
+
+    def _virtual_of(self, slot: int) -> float:
+        passed, anchors = self._cells_of(slot)
+        return sum(passed) / self._weights[slot] + max(anchors)
+
+    def _cells_of(self, slot: int) -> tuple[memoryview[int], memoryview[float]]:
+        found = self._rows.get(slot)
+        if found is None:
+            passed = self._cells.whole_numbers(self._first_passed + slot)
+            found = self._rows[slot] = passed, self._cells.numbers(self._first_anchor + slot)
+        return found
+
+    def _look(self, now: float) -> None:
+        """At what all processes wait for, if the last look was some time ago."""
+        if now < self._next_look_at:
+            return
+        at_link, best, entries = set[int](), dict[int, int](), 0
+        for process, until in enumerate(self._fresh):
+            if until <= now:
+                continue
+            told = self._lists[process][: self._counts[process]].tolist()
+            entries += len(told)
+            for entry in told:
+                slot = entry >> _RANK_BITS + 1
+                if entry >> _RANK_BITS & 1:
+                    at_link.add(slot)
+                rank = entry & LAST_RANK
+                if process != self._own and rank < best.get(slot, LAST_RANK + 1):
+                    best[slot] = rank
+        self._best_elsewhere = best
+        self._virtual = {slot: self._virtual_of(slot) for slot in at_link}
+        self._weight_waiting = sum(self._weights[slot] for slot in at_link)
+        of_guarantee = self._guarantees.keys() & at_link
+        self._needy = {slot for slot in of_guarantee if self._guarantees[slot].level(now) >= 0}
+        self._floor = max(self._floors)
+        lowest = min(self._virtual.values(), default=self._floor)
+        if lowest > self._floor:
+            self._floor = self._floors[self._own] = lowest
+        looking = entries * _ENTRY_SECONDS + len(at_link) * (_SLOT_SECONDS + len(self._fresh) * _CELL_SECONDS)
+        self.interval_seconds = min(max(LOOK_SECONDS, looking / _LOOKING_MAX), HOLD_SECONDS / 2)
+        self._next_look_at = now + self.interval_seconds
