@@ -12,7 +12,8 @@ All of it follows from cells that have one writer each, as token_bucket.py's do,
     contended[p]    until when p is known to wait for the link
     floor[p]        the floor as p knows it; the greatest counts
     count[p]        how many entries its list has
-    list[p][n]      a slot in which p has pieces that wait, for the link or only for the slot's ceiling, and the best rank
+    list[p][n]      a slot in which p has pieces that wait, for the link or only for the slot's ceiling, and their best rank
+    virtual[p][n]   the virtual time of that slot, as p knows it
     passed[s][p]    bytes of slot s that p has passed while somebody waited
     anchor[s][p]    what p has added to the virtual time of s, when that lay too far below the floor; the greatest counts
 
@@ -40,17 +41,21 @@ CREDIT_SECONDS = 0.1
 DEBT_SECONDS = 1.0
 """What a slot that was ahead of others, by its guarantee, must let pass at most: their shares in this time."""
 
-_FULL = 0.7
+_FULL = 0.9
 """The part of its burst with which the link's bucket is so full that whoever ought to go first is not there."""
 
 _LOOKING_MAX = 0.05
 """The part of a process's time that looking takes at most, as it is estimated."""
 
-_ENTRY_SECONDS, _SLOT_SECONDS, _CELL_SECONDS = 0.15e-6, 2e-6, 0.05e-6
-"""What a look takes for each entry of a list, for each slot that waits, and for each process of each such slot."""
+_ENTRY_SECONDS, _SLOT_SECONDS, _OWN_SLOT_SECONDS, _CELL_SECONDS = 0.15e-6, 0.5e-6, 3e-6, 0.05e-6
+"""What a look takes for each entry of a list, for each slot that waits, and for each of this process's own, in which it
+looks at a cell of each process."""
 
-_RANK_BITS = 3
-LAST_RANK = 2**_RANK_BITS - 1
+_INTERVAL_SECONDS_MAX = 0.025
+"""However long a look takes. Two of these must pass before the link's bucket is full."""
+
+_RANK, _AT_LINK, _NEEDY, _SLOT_SHIFT = 0b111, 0b1000, 0b10000, 5
+"""An entry of a list: its slot is under its guarantee (needy), and is held back by the link, not by its own ceiling."""
 
 _FIRST_ROWS = 4
 _FRESH, _CONTENDED, _FLOOR, _COUNT = range(_FIRST_ROWS)
@@ -58,7 +63,7 @@ _FRESH, _CONTENDED, _FLOOR, _COUNT = range(_FIRST_ROWS)
 
 def rows_of(slots: int) -> int:
     """How many rows of cells one direction takes."""
-    return _FIRST_ROWS + 3 * slots
+    return _FIRST_ROWS + 4 * slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,8 @@ class FairShares:
         self._fresh, self._contended, self._floors = (cells.numbers(first_row + i) for i in (_FRESH, _CONTENDED, _FLOOR))
         self._counts = cells.whole_numbers(first_row + _COUNT)
         self._lists = [cells.column(row, slots, process) for process in range(cells.processes)]
-        self._first_passed, self._first_anchor = row + slots, row + 2 * slots
+        self._virtuals = [cells.column_of_numbers(row + slots, slots, process) for process in range(cells.processes)]
+        self._first_passed, self._first_anchor = row + 2 * slots, row + 3 * slots
         self._told: dict[int, int] = {}
         """By slot, where its entry stands in this process's list."""
 
@@ -115,8 +121,7 @@ class FairShares:
         """It has pieces of a slot that wait: others that pass something look at that first."""
         if entry.is_at_link:
             self._look(now)
-            self._lifted(entry.slot)
-        self._write(entry)
+        self._write(entry, now)
         self._counts[self._own] = len(self._told)
         self._fresh[self._own] = now + HOLD_SECONDS
         if entry.is_at_link:
@@ -127,15 +132,19 @@ class FairShares:
         is_contended = False
         self._told.clear()
         for entry in entries:
-            self._write(entry)
+            self._write(entry, now)
             is_contended = is_contended or entry.is_at_link
         self._counts[self._own] = len(self._told)
         self._fresh[self._own] = now + HOLD_SECONDS if self._told else 0.0
         self._contended[self._own] = now + HOLD_SECONDS if is_contended else 0.0
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry, now: float) -> None:
+        code = entry.slot << _SLOT_SHIFT | entry.rank
         place = self._told.setdefault(entry.slot, len(self._told))
-        self._lists[self._own][place] = (entry.slot << 1 | entry.is_at_link) << _RANK_BITS | entry.rank
+        if entry.is_at_link:
+            self._virtuals[self._own][place] = self._lifted(entry.slot)
+            code |= _AT_LINK | (_NEEDY if self._is_needy(entry.slot, now) else 0)
+        self._lists[self._own][place] = code
 
     # What may pass
 
@@ -191,12 +200,16 @@ class FairShares:
             return True
         if self._best_elsewhere.get(slot, rank) < rank:
             return False
-        guarantee = self._guarantees.get(slot)
-        if guarantee is not None and guarantee.level(now) >= 0:
+        if self._is_needy(slot, now):
             return True
         if len(self._needy) > (slot in self._needy):
             return False
         return virtual <= self._limit()
+
+    def _is_needy(self, slot: int, now: float) -> bool:
+        """Whether it is under its guarantee."""
+        guarantee = self._guarantees.get(slot)
+        return guarantee is not None and guarantee.level(now) >= 0
 
     def _limit(self) -> float:
         """Up to which virtual time slots may pass: a little above the lowest, for no process looks all the time."""
@@ -221,8 +234,7 @@ class FairShares:
                 self._needy.discard(slot)
         if self._virtual_of(slot) <= self._floor + DEBT_SECONDS * self._speed(slot):
             self._cells_of(slot)[0][self._own] += count
-            if slot in self._virtual:
-                self._virtual[slot] += count / self._weights[slot]
+            self._know(slot, self._virtual_of(slot))
 
     def _lifted(self, slot: int) -> float:
         """The slot's virtual time, which begins near the floor where it was idle."""
@@ -232,9 +244,16 @@ class FairShares:
             passed, anchors = self._cells_of(slot)
             anchors[self._own] = max(anchors) + least - virtual
             virtual = least
-            if slot in self._virtual:
-                self._virtual[slot] = least
+            self._know(slot, virtual)
         return virtual
+
+    def _know(self, slot: int, virtual: float) -> None:
+        """Its virtual time has changed."""
+        if slot in self._virtual:
+            self._virtual[slot] = virtual
+        place = self._told.get(slot)
+        if place is not None:
+            self._virtuals[self._own][place] = virtual
 
     def _virtual_of(self, slot: int) -> float:
         passed, anchors = self._cells_of(slot)
@@ -251,28 +270,35 @@ class FairShares:
         """At what all processes wait for, if the last look was some time ago."""
         if now < self._next_look_at:
             return
-        at_link, best, entries = set[int](), dict[int, int](), 0
+        others, entries = dict[int, float](), 0
         for process, until in enumerate(self._fresh):
-            if until <= now:
-                continue
-            told = self._lists[process][: self._counts[process]].tolist()
-            entries += len(told)
-            for entry in told:
-                slot = entry >> _RANK_BITS + 1
-                if entry >> _RANK_BITS & 1:
-                    at_link.add(slot)
-                rank = entry & LAST_RANK
-                if process != self._own and rank < best.get(slot, LAST_RANK + 1):
-                    best[slot] = rank
-        self._best_elsewhere = best
-        self._virtual = {slot: self._virtual_of(slot) for slot in at_link}
-        self._weight_waiting = sum(self._weights[slot] for slot in at_link)
-        of_guarantee = self._guarantees.keys() & at_link
-        self._needy = {slot for slot in of_guarantee if self._guarantees[slot].level(now) >= 0}
+            count = self._counts[process] if until > now and process != self._own else 0
+            if count:
+                others.update(zip(self._lists[process][:count].tolist(), self._virtuals[process][:count].tolist()))
+                entries += count
+        best, virtual, needy = dict[int, int](), dict[int, float](), set[int]()
+        for code, at in others.items():
+            slot, rank = code >> _SLOT_SHIFT, code & _RANK
+            if rank < best.get(slot, _RANK + 1):
+                best[slot] = rank
+            if code & _AT_LINK:
+                virtual[slot] = max(at, virtual.get(slot, at))
+                if code & _NEEDY:
+                    needy.add(slot)
+        own = self._lists[self._own][: len(self._told)].tolist()
+        for code in own:
+            if code & _AT_LINK:
+                slot = code >> _SLOT_SHIFT
+                virtual[slot] = self._virtual_of(slot)
+                if self._is_needy(slot, now):
+                    needy.add(slot)
+        self._best_elsewhere, self._virtual, self._needy = best, virtual, needy
+        self._weight_waiting = sum(map(self._weights.__getitem__, virtual))
         self._floor = max(self._floors)
-        lowest = min(self._virtual.values(), default=self._floor)
+        lowest = min(virtual.values(), default=self._floor)
         if lowest > self._floor:
             self._floor = self._floors[self._own] = lowest
-        looking = entries * _ENTRY_SECONDS + len(at_link) * (_SLOT_SECONDS + len(self._fresh) * _CELL_SECONDS)
-        self.interval_seconds = min(max(LOOK_SECONDS, looking / _LOOKING_MAX), HOLD_SECONDS / 2)
+        looking = entries * _ENTRY_SECONDS + len(virtual) * _SLOT_SECONDS
+        looking += len(own) * (_OWN_SLOT_SECONDS + len(self._fresh) * _CELL_SECONDS)
+        self.interval_seconds = min(max(LOOK_SECONDS, looking / _LOOKING_MAX), _INTERVAL_SECONDS_MAX)
         self._next_look_at = now + self.interval_seconds

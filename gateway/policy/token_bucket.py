@@ -124,6 +124,10 @@ class SharedCells:
         """The whole numbers of one process in some rows."""
         return self._whole_numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
 
+    def column_of_numbers(self, row: int, rows: int, process: int) -> memoryview[float]:
+        """The same of fractions."""
+        return self._numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
+
 
 def make_shared_memory(rows: int, processes: int, now: float) -> int:
     """A descriptor of memory for cells, to be inherited by the processes that share them; OSError.
