@@ -1,4 +1,4 @@
-"""From settings to ceilings and shares of bandwidth, and to what each process of a gateway needs to keep them together."""
+"""From settings to ceilings and shares of bandwidth, and to what each process needs to keep them with the others."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def origin_meter(
     if shared is not None:
         processes = _processes(settings)
         try:
-            cells = SharedCells.attach(
-                shared, cells_for(ceilings, shares), processes, min(process, processes - 1)
-            )
+            cells = SharedCells.attach(shared, cells_for(ceilings, shares), processes, min(process, processes - 1))
         except ValueError as error:
             raise StartupError(f"{error}: start the gateway again") from None
     return OriginMeter(metrics, Bandwidth(ceilings, clock, cells, shares))

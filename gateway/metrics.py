@@ -397,9 +397,9 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "forebay_bandwidth_wait_seconds_total",
     "seconds",
     ("by", "direction", "slot"),
-    "Time that pieces of bodies were held back, summed over all that waited side by side. by: ceiling (read_bandwidth or "
-    "write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). direction: "
-    "read or write.",
+    "Time that pieces of bodies were held back, summed over all that waited side by side. by: ceiling (read_bandwidth "
+    "or write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). "
+    "direction: read or write.",
 )
 
 WORKER_RESTARTS = Counter(

@@ -1,8 +1,8 @@
 """What moves to and from the origin keeps to ceilings, and slots share the link fairly: over all processes together.
 
-A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the row, and goes to
-its end after that; who may pass the link says fair_shares.py. In one process the pieces of a slot and direction pass by
-rank, the better first, and those of a rank in the order in which they came; one that has waited for PATIENCE_SECONDS
+A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the row, and goes
+to its end after that; who may pass the link says fair_shares.py. In one process the pieces of a slot and direction pass
+by rank, the better first, and those of a rank in the order in which they came; one that has waited for PATIENCE_SECONDS
 goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling keeps no other from
 the link, and does not count as waiting for it.
 """
@@ -134,6 +134,8 @@ class RateLimiter:
             return False
         piece = self._best(now)
         rank = self._rank(piece, now)
+        if piece.passed.cancelled():  # it is about to leave, and lets the next one pass
+            return False
         if not self._link.shares.passes(self.slot, lambda: rank, piece.count, now):
             return False
         if rank < piece.rank():
@@ -192,6 +194,7 @@ class RateLimiter:
         if self._waiting and self._reserved:
             self._reserve(self._best(self._clock.monotonic()).count)
         self._advance()
+        self.let_pass(self._clock.monotonic())
 
     # Which piece is the first
 

@@ -12,13 +12,13 @@ All of it follows from cells that have one writer each, as token_bucket.py's do,
     contended[p]    until when p is known to wait for the link
     floor[p]        the floor as p knows it; the greatest counts
     count[p]        how many entries its list has
-    list[p][n]      a slot in which p has pieces that wait, for the link or only for the slot's ceiling, and their best rank
+    list[p][n]      a slot in which p has pieces that wait, for the link or for the slot's own ceiling; their best rank
     virtual[p][n]   the virtual time of that slot, as p knows it
     passed[s][p]    bytes of slot s that p has passed while somebody waited
-    anchor[s][p]    what p has added to the virtual time of s, when that lay too far below the floor; the greatest counts
+    anchor[s][p]    what p has added to the virtual time of s, which lay too far below the floor; the greatest counts
 
-A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and nobody waits for it when the
-link's bucket is nearly full, which is earlier: so it costs the others nothing of the link.
+A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and nobody waits for it when
+the link's bucket is nearly full, which is earlier: so it costs the others nothing of the link.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class FairShares:
         self._guarantees = guarantees
         self._cells = cells
         self._own = cells.own
-        self._fresh, self._contended, self._floors = (cells.numbers(first_row + i) for i in (_FRESH, _CONTENDED, _FLOOR))
+        self._fresh = cells.numbers(first_row + _FRESH)
+        self._contended = cells.numbers(first_row + _CONTENDED)
+        self._floors = cells.numbers(first_row + _FLOOR)
         self._counts = cells.whole_numbers(first_row + _COUNT)
         self._lists = [cells.column(row, slots, process) for process in range(cells.processes)]
         self._virtuals = [cells.column_of_numbers(row + slots, slots, process) for process in range(cells.processes)]
@@ -106,7 +108,7 @@ class FairShares:
 
         self._rows: dict[int, tuple[memoryview[int], memoryview[float]]] = {}
         self._virtual: dict[int, float] = {}
-        """The virtual times of the slots that wait for the link, as of the last look and what this process has passed."""
+        """Those of the slots that wait for the link, as of the last look and what this process has passed since."""
 
         self._best_elsewhere: dict[int, int] = {}
         self._needy: set[int] = set()
@@ -241,7 +243,7 @@ class FairShares:
         virtual = self._virtual_of(slot)
         least = self._floor - CREDIT_SECONDS * self._speed(slot)
         if virtual < least:
-            passed, anchors = self._cells_of(slot)
+            _, anchors = self._cells_of(slot)
             anchors[self._own] = max(anchors) + least - virtual
             virtual = least
             self._know(slot, virtual)
@@ -274,7 +276,8 @@ class FairShares:
         for process, until in enumerate(self._fresh):
             count = self._counts[process] if until > now and process != self._own else 0
             if count:
-                others.update(zip(self._lists[process][:count].tolist(), self._virtuals[process][:count].tolist()))
+                codes, virtuals = self._lists[process][:count].tolist(), self._virtuals[process][:count].tolist()
+                others.update(zip(codes, virtuals, strict=True))
                 entries += count
         best, virtual, needy = dict[int, int](), dict[int, float](), set[int]()
         for code, at in others.items():

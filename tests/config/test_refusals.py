@@ -180,7 +180,37 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
         }
     )
     warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    assert warned == ["slots[0].weight", "slots[0].keep_last"]
+    assert warned == ["slots[0].keep_last"]
+
+
+def test_a_weight_without_a_link_to_share_is_warned_of(tmp_path: Path) -> None:
+    """Nobody knows what there is to be shared; either direction is enough."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://a/"\nweight = 2\n'
+    [warning] = load(tmp_path, slot).warnings
+    assert "slots[0].weight" in warning
+    assert "origin.read_bandwidth" in warning
+    assert not load(tmp_path, f'[origin]\nwrite_bandwidth = "1GiB/s"\n{slot}').warnings
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_a_guarantee_that_nobody_can_keep_is_refused(tmp_path: Path, direction: str) -> None:
+    """Without a link's capacity, above the slot's own ceiling, together above what the link bears."""
+
+    def slot(name: str, guarantee: str, ceiling: str = "100MiB/s") -> str:
+        ceilings = f'{direction}_bandwidth = "{ceiling}"\n{direction}_guarantee = "{guarantee}"\n'
+        return f'[[slots]]\nname = "{name}"\nprefix = "s3://{name}/"\n{ceilings}'
+
+    link = f'[origin]\n{direction}_bandwidth = "100MiB/s"\n'
+    key = f"slots[0].{direction}_guarantee"
+    assert load(tmp_path, link + slot("a", "60MiB/s") + slot("b", "40MiB/s")).warnings == ()
+    found = problems(tmp_path, slot("a", "1MiB/s"))
+    assert found[key] == f"{key} = 1048576: only where origin.{direction}_bandwidth says what the link bears"
+    found = problems(tmp_path, link + slot("a", "2MiB/s", "1MiB/s"))
+    assert found[key] == f"{key} = 2097152: at most the slot's {direction}_bandwidth (1048576 bytes per second)"
+    found = problems(tmp_path, link + slot("a", "60MiB/s") + slot("b", "41MiB/s"))
+    key = f"slots[].{direction}_guarantee"
+    allowed = f"at most origin.{direction}_bandwidth (104857600 bytes per second) for all slots together"
+    assert found == {key: f"{key} = 105906176: {allowed}"}
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])

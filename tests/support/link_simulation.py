@@ -113,6 +113,7 @@ class LinkSimulation:
 
     async def pass_time(self, seconds: float) -> Mapping[str, float]:
         """The bytes per second that each slot has had meanwhile."""
+        await self.clock.advance(0)  # readers that have just been begun ask for their first pieces
         before = self.passed.copy()
         await self.clock.advance(seconds)
         return {slot: (self.passed[slot] - before[slot]) / seconds for slot in self.passed}

@@ -1,0 +1,257 @@
+"""Shares of a link: weighted max-min fair, all of it used, and given back at once; in processes that are simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
+
+LINK = 100e6
+PIECE = 64 * 1024
+SETTLING_SECONDS = 1.0
+SECONDS = 5.0
+TOLERANCE = 0.05
+
+WEIGHTS = st.sampled_from([1, 1, 2, 3, 4, 7, 10])
+CEILINGS = st.none() | st.sampled_from([3e6, 10e6, 30e6])
+GUARANTEES = st.none() | st.sampled_from([1e6, 5e6, 14e6])
+
+
+@st.composite
+def slots_of_link(draw: st.DrawFn) -> list[SlotOfLink]:
+    """Some, of which all guarantees together are at most what the link bears."""
+    found = []
+    for name in "abcdef"[: draw(st.integers(1, 6))]:
+        ceiling, guarantee = draw(CEILINGS), draw(GUARANTEES)
+        if ceiling is not None and guarantee is not None:
+            guarantee = min(ceiling, guarantee)
+        found.append(SlotOfLink(name, draw(WEIGHTS), ceiling, guarantee))
+    return found
+
+
+def assert_fair(got: Mapping[str, float], link: float, slots: Sequence[SlotOfLink]) -> None:
+    """Each has what it is due, and the link is used as far as anybody may use it."""
+    due = fair_rates(link, slots)
+    for slot in slots:
+        assert got.get(slot.name, 0.0) == pytest.approx(due[slot.name], rel=TOLERANCE), (slot, due, got)
+    assert sum(got.values()) >= 0.95 * sum(due.values())
+
+
+@settings(deadline=None, max_examples=15)
+@given(slots_of_link(), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_slots_that_always_want_more_have_their_fair_shares(
+    slots: list[SlotOfLink], processes: int, readers: int, data: st.DataObject
+) -> None:
+    """Whatever their weights, ceilings and guarantees, and in whichever processes their readers are."""
+    places = st.lists(st.integers(0, processes - 1), min_size=1, max_size=processes, unique=True)
+    of_slots = {slot.name: data.draw(places, label=slot.name) for slot in slots}
+
+    async def run() -> Mapping[str, float]:
+        link = LinkSimulation(LINK, slots, processes)
+        for slot in slots:
+            for process in of_slots[slot.name] * readers:
+                link.read(process, slot.name, PIECE)
+        await link.pass_time(SETTLING_SECONDS)
+        got = await link.pass_time(SECONDS)
+        await link.end()
+        return got
+
+    assert_fair(asyncio.run(run()), LINK, slots)
+
+
+@settings(deadline=None, max_examples=10)
+@given(slots_of_link(), st.lists(st.floats(0.01, 0.5), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_slots_that_come_and_go_take_nothing_of_what_the_others_are_due(
+    slots: list[SlotOfLink], pauses_seconds: list[float], seed: int
+) -> None:
+    """Some read now and then, in random processes: what they leave is shared by those that always want more."""
+    dice = random.Random(seed)
+    light = [SlotOfLink(f"light{number}", dice.choice([1, 5, 50])) for number in range(len(pauses_seconds))]
+
+    async def run() -> Mapping[str, float]:
+        link = LinkSimulation(LINK, [*slots, *light], 4)
+        for slot in slots:
+            for process in range(4):
+                link.read(process, slot.name, PIECE)
+        for slot, pause_seconds in zip(light, pauses_seconds, strict=True):
+            link.read(dice.randrange(4), slot.name, PIECE, pause_seconds=pause_seconds)
+        await link.pass_time(SETTLING_SECONDS)
+        got = await link.pass_time(SECONDS)
+        await link.end()
+        return got
+
+    got = asyncio.run(run())
+    for slot, pause_seconds in zip(light, pauses_seconds, strict=True):
+        assert got[slot.name] >= 0.5 * PIECE / (pause_seconds + 0.01) - PIECE / SECONDS
+    assert_fair(got, LINK, [*slots, *(replace(slot, ceiling=got[slot.name] + 1) for slot in light)])
+
+
+def test_what_a_slot_leaves_is_the_others_at_once_and_is_its_own_again_when_it_comes_back() -> None:
+    """Within a second, and without having saved up anything: a long time away is worth a tenth of a second."""
+    slots = [SlotOfLink("a", 4), SlotOfLink("b", 1)]
+
+    async def run() -> None:
+        link = LinkSimulation(LINK, slots, 2)
+        link.read(0, "b", PIECE)
+        leaving = [link.read(process, "a", PIECE) for process in (0, 1)]
+        assert_fair(await link.pass_time(SECONDS), LINK, slots)
+        for task in leaving:
+            task.cancel()
+        assert (await link.pass_time(0.5))["b"] >= 0.95 * LINK
+        assert (await link.pass_time(30.0))["b"] >= 0.99 * LINK
+        for process in (0, 1):
+            link.read(process, "a", PIECE)
+        came_back = await link.pass_time(1.0)
+        assert 0.8 * LINK <= came_back["a"] <= 0.9 * LINK
+        assert_fair(await link.pass_time(1.0), LINK, slots)
+        await link.end()
+
+    asyncio.run(run())
+
+
+def test_what_passed_while_nobody_waited_is_not_held_against_a_slot() -> None:
+    """It took from nobody."""
+    slots = [SlotOfLink("a"), SlotOfLink("b")]
+
+    async def run() -> None:
+        link = LinkSimulation(LINK, slots, 2)
+        early = link.read(0, "a", PIECE, pause_seconds=0.001)  # two thirds of the link
+        await link.pass_time(20.0)
+        early.cancel()
+        link.read(1, "b", PIECE)
+        link.read(0, "a", PIECE)
+        await link.pass_time(0.2)  # what the link had saved up
+        assert_fair(await link.pass_time(1.0), LINK, slots)
+        await link.end()
+
+    asyncio.run(run())
+
+
+def test_a_slot_that_had_more_by_its_guarantee_owes_a_second_at_most() -> None:
+    """When the others are gone and another comes, its weight counts again."""
+    slots = [SlotOfLink("a", 1, guarantee=60e6), SlotOfLink("b", 100), SlotOfLink("c", 1)]
+
+    async def run() -> None:
+        link = LinkSimulation(LINK, slots, 2)
+        link.read(0, "a", PIECE)
+        heavy = link.read(1, "b", PIECE)
+        await link.pass_time(20.0)
+        heavy.cancel()
+        link.read(1, "c", PIECE)
+        await link.pass_time(1.0)
+        assert_fair(await link.pass_time(SECONDS), LINK, [slots[0], slots[2]])
+        await link.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.15, 0.9, None], ids=str)
+def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(seconds: float | None) -> None:
+    """Over a second all of the link is used, whoever would have been the first; who goes on has its share again."""
+    slots = [SlotOfLink("a", 6, guarantee=50e6), SlotOfLink("b", 2)]
+
+    async def run() -> None:
+        link = LinkSimulation(LINK, slots, 3)
+        for process, slot in ((0, "a"), (0, "a"), (1, "b"), (2, "b")):
+            link.read(process, slot, PIECE)
+        await link.pass_time(2.0)
+        link.clocks[0].stop()
+        before = link.passed.total()
+        await link.pass_time(seconds or 0.5)
+        if seconds is not None:
+            link.clocks[0].go_on()
+        await link.pass_time(1.0 - (seconds or 0.5))
+        assert link.passed.total() - before >= 0.95 * LINK
+        if seconds is not None:
+            assert_fair(await link.pass_time(SECONDS), LINK, slots)
+        await link.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_thousand_slots_in_64_processes() -> None:
+    """Each with readers in two of them, and a few with ceilings and guarantees."""
+    dice = random.Random(1)
+    slots = [
+        SlotOfLink(
+            f"slot{number}",
+            dice.choice([2, 2, 4, 10]),
+            ceiling=dice.choice([None, None, None, 1e6]),
+            guarantee=dice.choice([None] * 20 + [8e5]),
+        )
+        for number in range(1000)
+    ]
+
+    async def run() -> Mapping[str, float]:
+        link = LinkSimulation(10 * LINK, slots, 64)
+        for slot in slots:
+            for process in dice.sample(range(64), 2):
+                link.read(process, slot.name, PIECE // 4)
+        await link.pass_time(0.5)
+        got = await link.pass_time(SECONDS)
+        await link.end()
+        return got
+
+    assert_fair(asyncio.run(run()), 10 * LINK, slots)
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (0, 1)], ids=["one process", "two processes"])
+@pytest.mark.parametrize("ceiling", [None, LINK / 2], ids=["at the link", "at its own ceiling"])
+def test_the_better_pieces_of_a_slot_pass_first(processes: tuple[int, int], ceiling: float | None) -> None:
+    """As much as there are, in whichever process; the others have what is left, and one now and then."""
+    slots = [SlotOfLink("a", 1, ceiling)]
+    passed = {0: 0, 2: 0}
+
+    async def run() -> None:
+        link = LinkSimulation(LINK, slots, 2)
+
+        def told(rank: int, count: int) -> None:
+            passed[rank] += count
+
+        for _ in range(4):
+            link.read(processes[0], "a", PIECE, rank=2, told=lambda count: told(2, count))
+        await link.pass_time(1.0)
+        for _ in range(4):
+            link.read(processes[1], "a", PIECE, told=lambda count: told(0, count))
+        await link.pass_time(0.2)
+        before = passed.copy()
+        await link.pass_time(SECONDS)
+        had = {rank: passed[rank] - before[rank] for rank in passed}
+        assert had[0] >= 0.9 * SECONDS * (ceiling or LINK)
+        assert had[2] >= 3 * PIECE
+        await link.end()
+
+    asyncio.run(run())
+
+
+def test_a_piece_that_somebody_comes_to_wait_for_is_moved_ahead() -> None:
+    """Its rank is asked for when there is room, not when it came."""
+    order = list[str]()
+
+    async def run() -> None:
+        link = LinkSimulation(1000.0, [SlotOfLink("a")], 1)
+        limiter = link.processes[0].limiter("read", "a")
+        assert limiter is not None
+        ranks = {"first": 2, "second": 2, "refresh": 3}
+        await limiter.take(200, lambda: 0)
+
+        async def take(name: str) -> None:
+            await limiter.take(200, lambda: ranks[name])
+            order.append(name)
+
+        tasks = [asyncio.create_task(take(name)) for name in ("refresh", "first", "second")]
+        await link.clock.advance(0.01)
+        ranks["second"] = 0
+        await link.clock.advance(0.7)
+        assert order == ["second", "first", "refresh"]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
