@@ -96,18 +96,19 @@ def gateway(
     cores: set[int] | None = None,
     more_slots: Sequence[Mapping[str, Any]] = (),
     server: Mapping[str, Any] | None = None,
+    link: Mapping[str, Any] | None = None,
     before: Callable[[Path], None] | None = None,
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
-    unless `cores` are given. `more_slots` lie beside that one, or within it. `before` is given the cache's
-    directory before the gateway is started.
+    unless `cores` are given. `link` is more of `[origin]`. `more_slots` lie beside that one, or within it. `before` is
+    given the cache's directory before the gateway is started.
 
     Settings in `slot` that this version does not know are left out.
     """
     wanted = {"consistency": "immutable"} | dict(slot or {})
     known = {key: value for key, value in wanted.items() if slot_knows(key)}
     config: dict[str, Any] = {
-        "origin": {"endpoint_url": origin.url},
+        "origin": {"endpoint_url": origin.url} | dict(link or {}),
         "cache": {"capacity": capacity, "block_size": block_size} | dict(cache or {}),
         "server": dict(server or {}),
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known, *more_slots],

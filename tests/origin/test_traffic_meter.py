@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.clock import Clock
-from gateway.origin.client import Direction, OriginRequest, Purpose, StreamedBody
+from gateway.origin.client import IS_AWAITED, Direction, OriginRequest, Purpose, StreamedBody
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
@@ -236,3 +236,34 @@ def test_a_body_in_memory_that_is_sent_again_counts_again() -> None:
         assert waiting.done()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("awaited", "order"),
+    [
+        (False, ["live", "forward", "flush", "readahead", "warm", "refresh"]),
+        (True, ["live", "forward", "readahead", "warm", "flush", "refresh"]),
+    ],
+)
+def test_pieces_of_a_slot_pass_by_their_purpose(awaited: bool, order: list[str]) -> None:
+    """Whatever the order in which they came; what somebody waits for after all is moved ahead of what nobody does."""
+
+    async def run() -> list[str]:
+        metered, passed = Metered(Ceiling("read", None, 5000)), list[str]()
+        ahead = {Purpose.READAHEAD, Purpose.WARM, Purpose.FLUSH} if awaited else set[Purpose]()
+
+        async def read(purpose: Purpose) -> None:
+            IS_AWAITED.set(lambda: purpose in ahead)
+            meter = metered.meter.of_body("read", OriginRequest("GET", "b", "k", purpose=purpose, slot="a"))
+            await meter.wait(200)
+            passed.append(purpose.value)
+
+        await metered.meter.of_body("read", OriginRequest("GET", "b", "k", slot="a")).wait(1000)
+        came = [Purpose.REFRESH, Purpose.FLUSH, Purpose.LIVE, Purpose.FORWARD, Purpose.READAHEAD, Purpose.WARM]
+        tasks = [asyncio.create_task(read(purpose)) for purpose in came]
+        await metered.clock.advance(0)
+        await metered.clock.advance(0.9)  # before any of them has waited too long for better ones
+        await asyncio.gather(*tasks)
+        return passed
+
+    assert asyncio.run(run()) == order

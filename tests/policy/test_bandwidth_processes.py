@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -15,8 +16,9 @@ from typing import IO
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.policy.bandwidth import Ceiling, cells_for
+from gateway.policy.bandwidth import cells_for
 from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
+from tests.support.bandwidth_worker import SHARES, ceilings_of
 from tests.support.prepared_process import PreparedProcess
 from tests.support.rest_is_slow import rest_is_slow
 
@@ -42,9 +44,9 @@ class Crowd:
         self.processes: list[subprocess.Popen[str]] = []
         self.passed: list[list[tuple[float, int]]] = []
 
-    def start(self, own: int, point: str = "-", after: int = 0) -> int:
+    def start(self, own: int, point: str = "-", after: int = 0, slot: str = "a") -> int:
         """Another one; its number here."""
-        arguments = [self._descriptor, own, PROCESSES, RATE, PIECE, point, after]
+        arguments = [self._descriptor, own, PROCESSES, RATE, PIECE, point, after, slot]
         process = PreparedProcess(
             ["tests.support.bandwidth_worker", *arguments], stdout=subprocess.PIPE, pass_fds=[self._descriptor]
         )
@@ -92,7 +94,7 @@ def _read(lines: IO[str], passed: list[tuple[float, int]]) -> None:
 
 @contextmanager
 def crowd() -> Iterator[Crowd]:
-    descriptor = make_shared_memory(cells_for([Ceiling("read", None, RATE)], ()), PROCESSES, SystemClock().monotonic())
+    descriptor = make_shared_memory(cells_for(ceilings_of(RATE), SHARES), PROCESSES, SystemClock().monotonic())
     one = Crowd(descriptor)
     try:
         yield one
@@ -161,3 +163,35 @@ def test_killed_stopped_and_new_processes_keep_the_ceiling_together() -> None:
         passed = one.end()
     assert_never_above(passed)
     assert rate_between(passed, began, ended) > 0.7 * RATE
+
+
+def test_slots_of_real_processes_share_by_weight_and_take_over_from_those_that_are_stopped() -> None:
+    """Weights of 3 and 1, each with one reader in its process; the heavy one is stopped, goes on, and is killed."""
+    with crowd() as one:
+        heavy, light = one.start(0), one.start(1, slot="b")
+        one.wait_for(heavy, 10)
+        one.wait_for(light, 30)
+        moments = [SystemClock().monotonic()]
+
+        def pass_time(seconds: float) -> None:
+            time.sleep(seconds)
+            moments.append(SystemClock().monotonic())
+
+        pass_time(5.0)
+        one.processes[heavy].send_signal(signal.SIGSTOP)
+        pass_time(1.0)
+        one.processes[heavy].send_signal(signal.SIGCONT)
+        pass_time(0.5)
+        pass_time(5.0)
+        one.processes[heavy].kill()
+        pass_time(1.0)
+        one.wait_for(light, 1)
+        passed = one.end()
+        rates = [[rate_between(row, *span) for span in itertools.pairwise(moments)] for row in one.passed]
+    assert_never_above(passed)
+    of_heavy, of_light = rates
+    for both in (0, 3):
+        assert of_heavy[both] == pytest.approx(0.75 * RATE, rel=0.1)
+        assert of_light[both] == pytest.approx(0.25 * RATE, rel=0.1)
+    for alone in (1, 4):
+        assert of_light[alone] > 0.85 * RATE

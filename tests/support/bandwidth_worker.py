@@ -1,6 +1,6 @@
 """A process that passes pieces as fast as its shared bucket lets it, and tells when it passed them.
 
-    argv: DESCRIPTOR OWN PROCESSES RATE PIECE_BYTES POINT AFTER_PIECES
+    argv: DESCRIPTOR OWN PROCESSES RATE PIECE_BYTES POINT AFTER_PIECES SLOT
 
 At `POINT`, a step within the arithmetic of the bucket, it stops itself with SIGSTOP, in the midst of the piece after
 AFTER_PIECES; `-` stands for none. One line for each piece: `time bytes`.
@@ -15,8 +15,15 @@ import sys
 from typing import Any
 
 from gateway.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, Ceiling, cells_for
+from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
 from gateway.policy.token_bucket import SharedCells, TokenBucket
+
+SHARES = [Share("read", "a", 3), Share("read", "b", 1)]
+
+
+def ceilings_of(rate: float) -> list[Ceiling]:
+    """What the processes keep together."""
+    return [Ceiling("read", None, rate)]
 
 
 class Cells:
@@ -57,9 +64,11 @@ class Stops:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-async def main(descriptor: int, own: int, processes: int, rate: float, piece: int, point: str, after: int) -> None:
-    ceilings = [Ceiling("read", None, rate)]
-    cells, stops = SharedCells.attach(descriptor, cells_for(ceilings, ()), processes, own), Stops(point)
+async def main(
+    descriptor: int, own: int, processes: int, rate: float, piece: int, point: str, after: int, slot: str
+) -> None:
+    ceilings = ceilings_of(rate)
+    cells, stops = SharedCells.attach(descriptor, cells_for(ceilings, SHARES), processes, own), Stops(point)
     make = cells.bucket
 
     def stopping(row: int, rate: float) -> TokenBucket:
@@ -71,7 +80,7 @@ async def main(descriptor: int, own: int, processes: int, rate: float, piece: in
     if point != "-":
         cells.bucket = stopping  # type: ignore[method-assign]
     clock = SystemClock()
-    limiter = Bandwidth(ceilings, clock, cells).limiter("read", "a")
+    limiter = Bandwidth(ceilings, clock, cells, SHARES).limiter("read", slot)
     assert limiter is not None
     pieces = 0
     while True:
@@ -86,4 +95,4 @@ async def main(descriptor: int, own: int, processes: int, rate: float, piece: in
 
 if __name__ == "__main__":
     descriptor, own, processes, piece, after = (int(sys.argv[place]) for place in (1, 2, 3, 5, 7))
-    asyncio.run(main(descriptor, own, processes, float(sys.argv[4]), piece, sys.argv[6], after))
+    asyncio.run(main(descriptor, own, processes, float(sys.argv[4]), piece, sys.argv[6], after, sys.argv[8]))

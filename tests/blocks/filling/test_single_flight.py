@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan
-from gateway.origin.client import ACCOUNT, OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -197,6 +198,38 @@ def test_following_blocks_fill_ahead(tmp_path: Path) -> None:
                 await until(lambda: origin.count() == 4)
                 assert [call.purpose for call in origin.calls] == [Purpose.LIVE] + [Purpose.READAHEAD] * 3
             released.set()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_read_ahead_is_awaited_when_its_reader_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its purpose stays, but its bytes do not wait any more behind those that nobody waits for."""
+
+    async def scenario() -> None:
+        origin, awaited = make_origin(), list[Callable[[], bool]]()
+        version = stored(origin, "a", 2 * BLOCK)
+        released, send = asyncio.Event(), origin.send
+        origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
+
+        async def seen(request: OriginRequest) -> OriginResponse:
+            awaited.append(IS_AWAITED.get())
+            return await send(request)
+
+        monkeypatch.setattr(origin, "send", seen)
+        async with open_cache(tmp_path / "c", origin, readahead_bytes=BLOCK) as cache:
+            reader = await cache.open_range(version, whole(version))
+            async with aclosing(reader.body()) as body:
+                await anext(body)
+                await until(lambda: len(awaited) == 2)
+                assert not awaited[1]()
+                rest = asyncio.ensure_future(anext(body))
+                while not awaited[1]() and not rest.done():
+                    await asyncio.sleep(0)
+                    if rest.done() and not awaited[1]():
+                        rest = asyncio.ensure_future(anext(body))
+                assert awaited[1]()
+                released.set()
+                await rest
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.objects import ObjectKey
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import IS_AWAITED, OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.change_notifier import LOOK_SECONDS, QUIET_SECONDS
@@ -43,9 +43,11 @@ class Line:
         self.under_way: list[str | None] = []
         self.peak = 0
         self.passed = 0
+        self.is_awaited: dict[str | None, Callable[[], bool]] = {}
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
         self.under_way.append(request.key)
+        self.is_awaited[request.key] = IS_AWAITED.get()
         self.passed += 1
         self.peak = max(self.peak, len(self.under_way))
         try:
@@ -279,6 +281,27 @@ def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
         await buffer.until(lambda: len(buffer.left()) == many)
         assert buffer.origin.data("bucket", "hurried") == b"x"
         assert "gone" not in buffer.bucket.objects
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_the_origin_client_knows_for_which_flush_somebody_waits(tmp_path: Path) -> None:
+    """Also where that is so only while it is on its way: a request needs one, an operator a prefix, nobody the rest."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        held, line = asyncio.Event(), Line(buffer.origin)
+        buffer.origin.inject(under(""), Hold(held), times=None)
+        await put_many(buffer, ["needed", "a/asked", "other"])
+        buffer.start(line)
+        await buffer.until(lambda: len(line.under_way) == 3)
+        assert not any(is_awaited() for is_awaited in line.is_awaited.values())
+        await buffer.journal.change(lambda tx: tx.prioritise(key("needed"), buffer.clock.now()))
+        buffer.reconciler.prioritise(Prefix("bucket", "a/"))
+        await buffer.until(lambda: line.is_awaited["needed"]() and line.is_awaited["a/asked"]())
+        assert not line.is_awaited["other"]()
         held.set()
         await buffer.flushed()
 
