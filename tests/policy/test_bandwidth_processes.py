@@ -165,8 +165,8 @@ def test_killed_stopped_and_new_processes_keep_the_ceiling_together() -> None:
     assert rate_between(passed, began, ended) > 0.7 * RATE
 
 
-def test_slots_of_real_processes_share_by_weight_and_take_over_from_those_that_are_stopped() -> None:
-    """Weights of 3 and 1, each with one reader in its process; the heavy one is stopped, goes on, and is killed."""
+def test_10_4_slots_of_real_processes_share_by_weight_and_take_over_from_those_that_are_stopped() -> None:
+    """10.4 Weights of 3 and 1, each with one reader in its process; the heavy one is stopped, goes on, and is killed."""
     with crowd() as one:
         heavy, light = one.start(0), one.start(1, slot="b")
         one.wait_for(heavy, 10)
