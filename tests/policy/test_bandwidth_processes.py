@@ -166,7 +166,7 @@ def test_killed_stopped_and_new_processes_keep_the_ceiling_together() -> None:
 
 
 def test_10_4_slots_of_real_processes_share_by_weight_and_take_over_from_those_that_are_stopped() -> None:
-    """10.4 Weights of 3 and 1, each with one reader in its process; the heavy one is stopped, goes on, and is killed."""
+    """10.4 Weights of 3 and 1, a reader and a process each; the heavy one is stopped, goes on, and is killed."""
     with crowd() as one:
         heavy, light = one.start(0), one.start(1, slot="b")
         one.wait_for(heavy, 10)
