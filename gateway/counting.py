@@ -38,6 +38,7 @@ from gateway.metrics import (
     INDEX_KNOWN_SINCE,
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
+    MISSES,
     ORIGIN_BYTES,
     ORIGIN_HEDGES,
     ORIGIN_REQUEST_SECONDS,
@@ -337,6 +338,10 @@ class RequestMetrics:
             SENT_BYTES.add(sent_bytes, operation, slot)
         if received_bytes:
             RECEIVED_BYTES.add(received_bytes, operation, slot)
+
+    def missed(self, operation: str, slot: str, reason: str) -> None:
+        """Not all that was asked for was here. `reason`: of `objects.MissReason`."""
+        MISSES.add(1, operation, slot, reason)
 
 
 class HitTally:

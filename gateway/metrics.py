@@ -18,6 +18,13 @@ REQUESTS = Counter(
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
     "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
 )
+MISSES = Counter(
+    "forebay_misses_total",
+    "requests",
+    ("operation", "slot", "reason"),
+    "Requests for objects, listings and bucket settings that were not answered by what is here alone, by why. reason: "
+    "first-read, evicted, changed, not-kept or expired, as in x-forebay-cache.",
+)
 REQUEST_SECONDS = Histogram(
     "forebay_request_duration_seconds",
     "seconds",

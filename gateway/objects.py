@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway.immutable import immutable
 
@@ -21,6 +21,17 @@ MARKERS = (
 )
 """The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow and table formats tell readers
 that other objects are complete."""
+
+
+MissReason: TypeAlias = Literal["first-read", "evicted", "changed", "not-kept", "expired"]
+"""Why what was asked for was not here, or not all of it, as far as this node remembers:
+
+    first-read   nothing of it was here before
+    evicted      it was here, and made room for something else, or was found damaged
+    changed      what was here is of another version
+    not-kept     it is not kept here: by its slot, or for want of room or of a disk
+    expired      what was here is older than its slot allows
+"""
 
 
 class ObjectKey(NamedTuple):

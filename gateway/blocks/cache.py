@@ -31,7 +31,7 @@ from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_s
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.objects import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
 _log = structlog.get_logger("forebay.cache")
@@ -124,6 +124,15 @@ class BlockCache:
             return tools.isolation.readable and all(tools.directory.index.lookup(one.id) is not None for one in blocks)
         except StoreUnavailable:
             return False
+
+    def why_missing(
+        self, version: ObjectVersion, byte_range: ByteRange, *, slot: str, before: ObjectVersion | None
+    ) -> MissReason | None:
+        """Why bytes are not here; None: the index has them all. To be asked before they are fetched.
+
+        `before` is what was last known to be the object's version, before the origin said that it is this one.
+        """
+        return reader.why_missing(self._tools, version, byte_range, slot, before)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""

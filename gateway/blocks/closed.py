@@ -12,7 +12,7 @@ from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
-from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion
+from gateway.objects import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
 RETRIES = 3
@@ -68,6 +68,12 @@ class ClosedCache:
     ) -> None:
         """There are no first answers."""
 
+    def why_missing(
+        self, version: ObjectVersion, byte_range: ByteRange, *, slot: str, before: ObjectVersion | None
+    ) -> MissReason:
+        """Nothing is kept."""
+        return "not-kept"
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """The byte that a read begins with: nothing is asked for by it, as there is no first look."""
         return ByteRange(first, first)
@@ -86,6 +92,7 @@ class OriginReader:
     """One range straight from the origin, read once."""
 
     outcome: Outcome = "miss"
+    past_the_cache = True
 
     def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheMetrics) -> None:
         self._source = OriginSource(get)

@@ -31,7 +31,7 @@ class CacheTally:
         return counts
 
     def _count(self, http_response: Any, **_: object) -> None:
-        header = http_response.headers.get("x-forebay-cache", "none")
+        header = http_response.headers.get("x-forebay-cache", "none").partition(";")[0]
         with self._lock:
             self._counts[header] += 1
 

@@ -30,7 +30,7 @@ from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, PinnedFileSpan
+from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
 from gateway.operations.context import (
     NO_BODY,
     Answer,
@@ -74,6 +74,7 @@ class RequestRecord:
         "context",
         "operation",
         "raw_path",
+        "reason",
         "request_id",
         "sent_bytes",
         "slot",
@@ -93,6 +94,7 @@ class RequestRecord:
         self.started = time.perf_counter()
         self.sent_bytes = 0
         self.cache: str | None = None
+        self.reason: MissReason | None = None
         self.context: RequestContext | None = None
 
     @property
@@ -182,7 +184,12 @@ COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
 
 _SERVER = (b"server", b"Forebay")
-_CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
+_CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
+    (name, reason): (name if reason is None else f"{name}; reason={reason}").encode()
+    for name in get_args(CacheLabel)
+    for reason in (None, *get_args(MissReason))
+}
+"""What `x-forebay-cache` says."""
 
 
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
@@ -238,7 +245,7 @@ def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
 def ready_lines(reply: Response, request_id: str) -> bytes:
     """The fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
-    cache = _CACHE[reply.cache] if reply.cache is not None else b""
+    cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
     return b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
 
 
@@ -252,7 +259,7 @@ def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
         (b"x-amz-id-2", b"forebay/" + encoded_id),
     ]
     if reply.cache is not None:
-        pairs.append((b"x-forebay-cache", reply.cache.encode()))
+        pairs.append((b"x-forebay-cache", _CACHE[reply.cache, reply.reason]))
     return pairs
 
 
@@ -360,7 +367,7 @@ class S3App:
             answer = reply_to(error, record.request_id, record.path)
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
-            record.status, record.cache = str(reply.status), reply.cache
+            record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
             whole = whole_response(reply, scope, record)
             try:
                 if whole is not None:
@@ -401,6 +408,8 @@ class S3App:
         self.observer.ended(
             record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
         )
+        if record.reason is not None:
+            self.observer.missed(record.operation, record.slot, record.reason)
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(
@@ -410,6 +419,7 @@ class S3App:
             slot=record.slot,
             status=record.status,
             cache=record.cache,
+            reason=record.reason,
             seconds=round(seconds, 6),
             sent_bytes=record.sent_bytes,
             received_bytes=received_bytes,
@@ -445,7 +455,7 @@ class S3App:
         except RuntimeError:  # a part of the answer is out
             return False
         reply.failed(error)
-        record.status, record.cache = str(failure.status), failure.cache
+        record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
         return True
 
     def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:

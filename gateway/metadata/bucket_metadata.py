@@ -106,10 +106,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """An answer that is fresh, or stale: good only when the origin gives none."""
+    """What the origin has said, and how far it may be used."""
 
     answer: Answer
-    is_fresh: bool
+    freshness: Freshness
 
 
 class Trouble(StrEnum):
@@ -143,7 +143,7 @@ class BucketMetadataCache:
         self._paused_until_seconds = 0.0
 
     async def recall(self, question: Question, slot: Slot) -> Recalled | None:
-        """What is remembered and may be used in `slot`, the one that all of the bucket is in."""
+        """What is remembered, and how far it may be used in `slot`, the one that all of the bucket is in."""
         if not self._may_use_disk(question):
             return None
         try:
@@ -189,7 +189,7 @@ class BucketMetadataCache:
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
-        return None if state is Freshness.USELESS else Recalled(answer, state is Freshness.FRESH)
+        return Recalled(answer, state)
 
     def _count(self, question: Question, result: object) -> None:
         if isinstance(result, Trouble):

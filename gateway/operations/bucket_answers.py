@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 
 from gateway.errors import OriginUnreachable
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
-from gateway.metadata.entries import ObservedAt
+from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.objects import BodyStream
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
@@ -43,13 +43,16 @@ async def bucket_answer(context: RequestContext) -> Response:
         return await forward(context)
     payload = await receive_payload(context)
     question = Question(request.operation.value, request.bucket or "")
-    known = None if wants_revalidation(context) else await answers.recall(question, context.slot)
-    if known is None:
-        return await _ask(context, question, payload, stale=None)
-    if not known.is_fresh:
-        return await _ask(context, question, payload, stale=known.answer)
-    answers.answered(question, "hit")
-    return _remembered(request, known.answer)
+    looks_anew = wants_revalidation(context)
+    known = None if looks_anew else await answers.recall(question, context.slot)
+    if known is not None and known.freshness is Freshness.FRESH:
+        answers.answered(question, "hit")
+        return _remembered(request, known.answer)
+    stale = known.answer if known is not None and known.freshness is Freshness.STALE else None
+    reply = await _ask(context, question, payload, stale=stale)
+    if reply.cache == "miss":
+        reply.reason = "expired" if looks_anew or known is not None else "first-read"
+    return reply
 
 
 def _is_plain(request: S3Request) -> bool:

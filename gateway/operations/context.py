@@ -23,7 +23,7 @@ from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.objects import BodyStream, MissReason, ObjectKey, PinnedFileSpan
 from gateway.origin.client import Origin
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -95,7 +95,7 @@ class Response:
     `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its
     `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a stream that
     was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end,
-    unless the client left.
+    unless the client left. `reason` goes with a `cache` that says "miss" or "partial".
     """
 
     status: int
@@ -106,6 +106,7 @@ class Response:
     encoded: EncodedHeaders = NO_HEADERS
     on_failure: Callable[[Exception], None] | None = None
     length_bytes: int | None = None
+    reason: MissReason | None = None
 
     def failed(self, error: Exception) -> None:
         """The body broke off."""

@@ -178,4 +178,7 @@ def _response(listing: Listing, found: Found) -> Response:
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
     listing.context.services.catalog.observer.listed(listing.context.slot.name, outcome)
-    return Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
+    reply = Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
+    if reply.cache != "hit":
+        reply.reason = listing.reason
+    return reply

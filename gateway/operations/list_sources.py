@@ -7,6 +7,7 @@ order, and says up to where it knows them; merged_page.py merges the sources and
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
+from gateway.objects import MissReason
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.read_object import wants_revalidation
@@ -51,6 +53,7 @@ TRUTHS_MAX = 16
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _KEY_BYTES_MAX = 1024
+_OF_ANY_AGE = Bound(math.inf, math.inf)
 _GREATEST = "\U0010ffff".encode()
 """The greatest character: behind a prefix and it lies nearly nothing that begins with the prefix."""
 
@@ -77,6 +80,8 @@ class Listing:
     slots: Sequence[Slot]
     bound: Bound
     outcomes: set[ListOutcome] = field(default_factory=set)
+    reason: MissReason | None = None
+    """Why the origin was asked, where it was."""
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -153,12 +158,22 @@ class BucketSource:
         if self._strict:
             question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
             joined = self._listing.context.services.catalog.joined_calls
+            self._listing.reason = "not-kept"
             return found_of(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
         if known is not None:
             found = await self._looked_up(wanted, known.keys)
             if found is not None:
+                self._listing.reason = "changed"
                 return found, "partial"
+        self._listing.reason = "expired" if self._has_stale(wanted) else "first-read"
         return await self._ask(wanted)
+
+    def _has_stale(self, wanted: ListRequest) -> bool:
+        """Whether the index knows where the page begins, however old that is."""
+        listing = self._listing
+        index, first = listing.context.services.catalog.listing, replace(wanted, limit=1)
+        found = index.find(listing.bucket, first, _OF_ANY_AGE, with_owner=listing.query.with_owner, stale=True)
+        return found is not None
 
     def _find(
         self,

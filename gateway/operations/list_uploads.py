@@ -64,7 +64,7 @@ async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Resp
     prefixes = [row.name.decode() for row in page.rows if row.content is None]
     following = _following(query, page.rows) if page.is_truncated else None
     body = uploads_document(listing.bucket, query, uploads, prefixes, following)
-    return Response(200, [("content-type", "application/xml")], body, "partial")
+    return Response(200, [("content-type", "application/xml")], body, "partial", reason="not-kept")
 
 
 def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:

@@ -104,6 +104,10 @@ class _StagedReader:
     def outcome(self) -> Outcome:
         return "hit"
 
+    @property
+    def past_the_cache(self) -> bool:
+        return False
+
     def whole(self) -> None:
         """Staged files are verified as they are read, and sent by no other way."""
 

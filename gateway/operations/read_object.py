@@ -29,7 +29,7 @@ from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.entries import ObjectHead, object_head_of_get
-from gateway.objects import BodyStream, ByteRange, ObjectKey, PinnedFileSpan
+from gateway.objects import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
@@ -95,6 +95,10 @@ class VersionReader(Protocol):
     @property
     def outcome(self) -> Outcome: ...
 
+    @property
+    def past_the_cache(self) -> bool:
+        """Whether the bytes come straight from the origin, and are not kept."""
+
     def whole(self) -> PinnedFileSpan | None:
         """All of them, where they lie in one file."""
 
@@ -135,6 +139,9 @@ class VersionSource(Protocol):
 
         Raises OriginAnswered for every error status, OriginUnreachable, and OriginBodyError.
         """
+
+    def last_known(self) -> ObjectVersion | None:
+        """What was known of the object, however old, before `ask`; None: nothing."""
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
         """The version to answer by where `ask` has raised `error`; None: answer `refused`. May raise, to end it."""
@@ -198,6 +205,10 @@ class CurrentVersions:
             return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
         look = again or wants_revalidation(context)
         return await catalog.current(key, context.slot, headers=self.headers, look=look)
+
+    def last_known(self) -> ObjectVersion | None:
+        head = self.context.services.catalog.last_known(self.context.object_key)
+        return head.version if head is not None else None
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
         if not isinstance(error, (OriginAnswered, OriginBodyError)):
@@ -478,6 +489,7 @@ def head_object(versions: VersionSource) -> Answer:
 
 
 async def _asked_head(versions: VersionSource) -> Response:
+    before = versions.last_known()
     try:
         head = await versions.ask()
     except (OriginAnswered, OriginBodyError, OriginUnreachable) as error:
@@ -485,7 +497,11 @@ async def _asked_head(versions: VersionSource) -> Response:
         if known is not None:
             return _head_response(versions.context, known, "hit")
         return _refusal(error) if isinstance(error, OriginAnswered) else await versions.forward()
-    return _head_response(versions.context, head, "hit" if head.remembered else "miss")
+    if head.remembered:
+        return _head_response(versions.context, head, "hit")
+    reply = _head_response(versions.context, head, "miss")
+    reply.reason = "first-read" if before is None else "expired" if before == head.version else "changed"
+    return reply
 
 
 def _refusal(answer: OriginAnswered) -> Response:
@@ -509,6 +525,8 @@ class _Get:
     versions: VersionSource
     context: RequestContext
     overrides: Mapping[str, str]
+    before: ObjectVersion | None = None
+    """What was known of the object before the origin was asked."""
 
     def warm(self, head: ObjectHead) -> Response | None:
         """The answer that needs no byte of the object, or bytes that are warm; None: they are to be waited for."""
@@ -531,6 +549,7 @@ class _Get:
     async def fetched(self, known: ObjectHead | None) -> Response:
         """The answer by the version that is known, or that is asked for; again where that turns out to be another."""
         versions, again = self.versions, False
+        self.before = known.version if known is not None else versions.last_known()
         if known is None:
             try:
                 response = await self._at_once()
@@ -595,9 +614,11 @@ class _Get:
         asked = _asked_range(context, head)
         if version.size_bytes == 0:
             return None
+        byte_range = asked or ByteRange(0, version.size_bytes - 1)
+        why = self._why_missing(version, byte_range)
         body = context.services.blocks.arrived(
             version,
-            asked or ByteRange(0, version.size_bytes - 1),
+            byte_range,
             slot=context.slot.name,
             headers=vary_headers(self.versions.headers),
             answer=answer,
@@ -606,23 +627,36 @@ class _Get:
             return None
         encoded = _encoded_headers(head, asked, self.overrides)
         if asked is None:
-            return Response(200, (), body, "miss", encoded=encoded, length_bytes=len(body))
-        return Response(206, _lengths(head, asked), body, "miss", encoded=encoded)
+            return Response(200, (), body, "miss", encoded=encoded, length_bytes=len(body), reason=why)
+        return Response(206, _lengths(head, asked), body, "miss", encoded=encoded, reason=why)
+
+    def _why_missing(self, version: ObjectVersion, byte_range: ByteRange) -> MissReason | None:
+        """To be asked before the bytes are fetched."""
+        context = self.context
+        return context.services.blocks.why_missing(version, byte_range, slot=context.slot.name, before=self.before)
 
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)
         if response is not None:
             return response
         asked = head.part or _asked_range(self.context, head)
-        reader = await self.versions.open(head, asked or ByteRange(0, head.version.size_bytes - 1), answer)
+        byte_range = asked or ByteRange(0, head.version.size_bytes - 1)
+        why = self._why_missing(head.version, byte_range)
+        reader = await self.versions.open(head, byte_range, answer)
+        if reader.outcome == "hit":
+            why = None
+        elif reader.past_the_cache:
+            why = "not-kept"
+        elif why is None:  # what the index has was found damaged
+            why = "evicted"
         status, lengths = 206 if asked else 200, _lengths(head, asked)
         encoded = _encoded_headers(head, asked, self.overrides)
         span = reader.whole()
         if span is not None:
-            return Response(status, lengths, span, reader.outcome, None, encoded, span.failed)
+            return Response(status, lengths, span, reader.outcome, None, encoded, span.failed, reason=why)
         on_cut = self.versions.on_cut_body(head)
         body = reader.body() if on_cut is None else _watched(reader.body(), on_cut)
-        return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
+        return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed, reason=why)
 
 
 def _hand_on_if_later(error: OriginError) -> None:

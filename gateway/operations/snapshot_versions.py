@@ -103,6 +103,9 @@ class SnapshotVersions:
             self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
         return head
 
+    def last_known(self) -> None:
+        """What is frozen is not compared with what is current."""
+
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
         """What was once learned of the version, or what the listing has said, where all that is asked for is cached.
 

@@ -39,9 +39,9 @@ def read(client: Any, bucket: str, key: str, **arguments: Any) -> bytes:
 
 
 def cache_header(response: Any) -> str | None:
-    """What Forebay said about where the answer came from."""
+    """What Forebay said about where the answer came from, without the reason of a miss."""
     value: str | None = response["ResponseMetadata"]["HTTPHeaders"].get("x-forebay-cache")
-    return value
+    return value.partition(";")[0] if value is not None else None
 
 
 def described(response: Any) -> dict[str, Any]:

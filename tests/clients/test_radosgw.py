@@ -61,7 +61,7 @@ def client(gateway: GatewayProcess) -> Any:
 
 
 def source_of(answer: Any) -> str:
-    return str(answer["ResponseMetadata"]["HTTPHeaders"]["x-forebay-cache"])
+    return str(answer["ResponseMetadata"]["HTTPHeaders"]["x-forebay-cache"]).partition(";")[0]
 
 
 def wait_until_flushed(gateway: GatewayProcess) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gateway.serve.claim import closed_mark
+from tests.support.cache_label import cache_label
 from tests.support.disks import fill_up, kill_disk, mortal_disk, remount_read_only, remount_writable, small_disk
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -96,7 +97,7 @@ def wait_for_hits(gateway: GatewayProcess) -> None:
 
 
 def outcome(client: httpx.Client, key: str) -> str:
-    return client.get(f"/{BUCKET}/{key}").headers["x-forebay-cache"]
+    return cache_label(client.get(f"/{BUCKET}/{key}"))
 
 
 @pytest.mark.root

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.cache_label import cache_label
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -47,7 +48,7 @@ def put(gateway: GatewayProcess, key: str) -> str:
     with httpx.Client(base_url=gateway.s3_url, trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
         answer = client.put(f"/{BUCKET}/{key}", content=key.encode())
     assert answer.status_code in (200, 503), answer.text
-    return answer.headers["x-forebay-cache"] if answer.status_code == 200 else "503"
+    return cache_label(answer) if answer.status_code == 200 else "503"
 
 
 def waiting(gateway: GatewayProcess) -> int:

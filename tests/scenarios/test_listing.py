@@ -31,6 +31,7 @@ from tests.origin.origins import running, s3_origin, xml
 from tests.scenarios.transparency import listing
 from tests.support import listing_model as model
 from tests.support.asgi import call
+from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
@@ -143,7 +144,7 @@ class Sides:
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in question.query(place).items())
         answer = await call(self.gateway.app, "GET", f"/{self.bucket}?{query}", sign=False)
         assert answer.status == 200, answer.body
-        seen.append(answer.headers["x-forebay-cache"])
+        seen.append(cache_label(answer))
         await self.gateway.catalog.settle()
         return xml(answer.body)
 

@@ -75,7 +75,7 @@ class Client:
         assert status == (200 if wanted.is_whole else 206), f"{wanted.target}: {received!r}"
         fields = dict(line.split(": ", 1) for line in lines[1:])
         assert fields["content-length"] == str(wanted.stop - wanted.first), f"{wanted.target}: {head!r}"
-        self.cached = fields["x-forebay-cache"]
+        self.cached = fields["x-forebay-cache"].partition(";")[0]
         self._wanted, self._at = wanted, wanted.first
 
     async def take(self, count_max: int) -> int:

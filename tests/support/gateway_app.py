@@ -61,6 +61,7 @@ async def gateway_app(
     writeback: bool = False,
     buffer_closed: bool = False,
     bounds: BoundsObserver | None = None,
+    capacity_bytes: int = 256 * 1024**2,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -69,7 +70,7 @@ async def gateway_app(
         origin.create_bucket("bucket")
     front: Origin = through or origin
     settings = BlockSettings(
-        directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes, slots=Slots(slots)
+        directory, capacity_bytes=capacity_bytes, block_size_bytes=block_size_bytes, slots=Slots(slots)
     )
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=CacheMetrics())
     try:

@@ -14,6 +14,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
+from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 
@@ -65,7 +66,7 @@ def names(answer: Answer) -> list[str]:
 
 
 def source(answer: Answer) -> str:
-    return answer.headers["x-forebay-cache"]
+    return cache_label(answer)
 
 
 def token_of(answer: Answer) -> str:

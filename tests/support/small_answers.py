@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
-from gateway.metadata.entries import ObservedAt
+from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix, Slot
 
@@ -74,4 +74,4 @@ async def keep(answers: BucketMetadataCache, question: Question = QUESTION, answ
 
 async def known(answers: BucketMetadataCache, question: Question = QUESTION) -> Answer | None:
     found = await answers.recall(question, SLOT)
-    return found.answer if found is not None and found.is_fresh else None
+    return found.answer if found is not None and found.freshness is Freshness.FRESH else None

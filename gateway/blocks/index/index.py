@@ -20,11 +20,12 @@ import secrets
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import lmdb
 import orjson
@@ -222,6 +223,23 @@ class BlockIndex:
         """For each block, whether the index has it."""
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
+
+    def first_missing(self, block_ids: Iterable[bytes]) -> Literal["evicted", "unknown"] | None:
+        """Of the first block that is not here: whether it was; None: all are here.
+
+        What was here is known until its row is swept, or nothing more is remembered of so much.
+        """
+        with self.reading() as transaction:
+            for block_id in block_ids:
+                if not transaction.has_block(block_id):
+                    return "evicted" if transaction.was_here(block_id) else "unknown"
+        return None
+
+    def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
+        """Whether it knows of blocks of an object besides these, or did: `ROWS_LOOKED_AT_MAX` are looked at."""
+        keys = {layout.block_key(block_id) for block_id in block_ids}
+        with self.reading() as transaction:
+            return any(key not in keys for key in islice(transaction.keys_of(object_id), ROWS_LOOKED_AT_MAX))
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object.

@@ -43,7 +43,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
+from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
@@ -665,6 +665,35 @@ class SourceOpener:
             if self._tools.directory.index.lookup(request.block(number).id) is not None:
                 return number * size - 1
         return request.range.last
+
+
+def why_missing(
+    tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str, before: ObjectVersion | None
+) -> MissReason | None:
+    """As `BlockCache.why_missing`."""
+    if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
+        return "not-kept"
+    size_bytes, index = tools.settings.block_size_of(slot), tools.directory.index
+    ids = layout.BlockIds(version)
+    numbers = layout.block_numbers(byte_range, size_bytes)[:BLOCKS_LOOKED_UP_MAX]
+    try:
+        found = index.first_missing(layout.block_at(version, number, size_bytes, ids).id for number in numbers)
+        if found == "unknown" and are_used(size_bytes):
+            sub_block = layout.block_at(version, byte_range.first // SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, ids)
+            found = index.first_missing([sub_block.id]) or found
+        if found != "unknown":
+            return found
+        if before is not None:
+            return "first-read" if before == version else "changed"
+        if version.size_bytes > size_bytes:
+            return "first-read"  # the ids of all its blocks would have to be made, to know those of other versions
+        own = [layout.block_at(version, 0, size_bytes, ids).id]
+        if are_used(size_bytes):
+            count = -(-version.size_bytes // SUB_BLOCK_BYTES)
+            own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
+        return "changed" if index.has_others(layout.object_id(version.key), own) else "first-read"
+    except StoreUnavailable:
+        return "not-kept"
 
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})

@@ -13,6 +13,7 @@ from defusedxml.ElementTree import fromstring
 from tests.scenarios.races.caller import Broken, Caller
 from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.world import World
+from tests.support.cache_label import cache_label
 
 RANGE_BYTES_MAX = 200_000
 CROWD = 6
@@ -108,7 +109,7 @@ async def _list(world: World, caller: Caller, key: str, query: str, bounds: Mapp
         answer = await caller.call("GET", f"/{world.bucket}?list-type=2{query}")
         if answer.status != 200:
             world.unexpected(key, "LIST", answer)
-        world.counts[f"list {answer.headers.get('x-forebay-cache')}"] += 1
+        world.counts[f"list {cache_label(answer)}"] += 1
         found = _entries(answer.body)
         for other, bound in bounds.items():
             world.saw(other, sent, found.get(other), "LIST", bounds=bound)

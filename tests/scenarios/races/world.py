@@ -13,6 +13,7 @@ from itertools import count
 from tests.scenarios.races.caller import Answer, Broken
 from tests.scenarios.races.contents import Value, described
 from tests.scenarios.races.history import Bounds, History, State, Write
+from tests.support.cache_label import cache_label
 
 SIZES_BYTES = ((0, 0), (1, 200), (200, 65_536), (65_536, 300_000), (65_536, 300_000))
 """With blocks of 64 KiB: nothing, part of a block, up to five of them."""
@@ -82,7 +83,7 @@ class World:
     def saw_object(self, key: str, sent: float, answer: Answer, asked: ByteRange | None = None) -> None:
         """The answer to a GET, of a range where one was asked, status, headers and bytes."""
         what = f"GET {asked or ''} [{answer.headers.get('x-forebay-cache', 'no word of the cache')}]"
-        self.counts[f"cache {answer.headers.get('x-forebay-cache')}"] += 1
+        self.counts[f"cache {cache_label(answer)}"] += 1
         if answer.status == 416 and asked is not None:
             self._saw(key, sent, lambda state: self._ends_before(state, asked[0]), f"{what} says it is shorter")
         elif answer.status == 404:
@@ -98,7 +99,7 @@ class World:
 
     def saw_head(self, key: str, sent: float, answer: Answer) -> None:
         """The answer to a HEAD: a version and its length, or nothing there."""
-        self.counts[f"head {answer.headers.get('x-forebay-cache')}"] += 1
+        self.counts[f"head {cache_label(answer)}"] += 1
         if answer.status not in (200, 404):
             self.unexpected(key, "HEAD", answer)
         state = answer.etag if answer.status == 200 else None

@@ -48,11 +48,11 @@ class Comparison:
         direct = None if step.only_gateway else self.pair.direct.ask(step.plain())
         before = dict(self.pair.through.variables)
         through = self.pair.through.ask(said)
-        self.outcomes["cold", through.header("x-forebay-cache")] += 1
+        self.outcomes["cold", _label(through)] += 1
         found = self._judged(step, direct, through)
         if step.method in _READS:
             warm = self.pair.through.ask_again(said, before)
-            self.outcomes["warm", warm.header("x-forebay-cache")] += 1
+            self.outcomes["warm", _label(warm)] += 1
             found += warm_differences(through, warm)
         return found
 
@@ -66,3 +66,9 @@ class Comparison:
                 return []
         assert direct is not None, f"{step} cannot be sent to the origin and has no rule"
         return list(differences(step.method, direct, through, self.pair.names()))
+
+
+def _label(answer: Answer) -> str | None:
+    """Where it came from, without the reason of a miss."""
+    told = answer.header("x-forebay-cache")
+    return told.partition(";")[0] if told is not None else None
