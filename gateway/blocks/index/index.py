@@ -229,17 +229,29 @@ class BlockIndex:
 
         What was here is known until its row is swept, or nothing more is remembered of so much.
         """
-        with self.reading() as transaction:
-            for block_id in block_ids:
-                if not transaction.has_block(block_id):
-                    return "evicted" if transaction.was_here(block_id) else "unknown"
+        tables = self._tables
+        try:  # as in `rows`: this is asked for every miss
+            with self._environment.begin() as transaction:
+                for block_id in block_ids:
+                    row = transaction.get(layout.block_key(block_id), db=tables.blocks)
+                    if row is None:
+                        return "unknown"
+                    file = transaction.get(row[: layout.FILE_KEY_BYTES], db=tables.files)
+                    if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED:
+                        return "evicted"
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
         return None
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
         """Whether it knows of blocks of an object besides these, or did: `ROWS_LOOKED_AT_MAX` are looked at."""
-        keys = {layout.block_key(block_id) for block_id in block_ids}
-        with self.reading() as transaction:
-            return any(key not in keys for key in islice(transaction.keys_of(object_id), ROWS_LOOKED_AT_MAX))
+        try:
+            with self._environment.begin() as transaction:
+                rows = islice(layout.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
+                known = [key for key, _ in rows]
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+        return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object.

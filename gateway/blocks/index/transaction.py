@@ -169,14 +169,6 @@ class IndexTransaction:
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
-    def was_here(self, block_id: bytes) -> bool:
-        """Of a block that is not: whether it was, as far as is known."""
-        return self._block_row(block_id) is not None
-
-    def keys_of(self, object_id: bytes) -> Iterator[bytes]:
-        """Of all rows of an object's blocks, those that are gone included."""
-        return (key for key, _ in layout.items(self._transaction, self._tables.blocks, object_id))
-
     def has_block(self, block_id: bytes) -> bool:
         row = self._block_row(block_id)
         return row is not None and self._is_live(row[:FILE_KEY_BYTES])

@@ -673,22 +673,22 @@ def why_missing(
     """As `BlockCache.why_missing`."""
     if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
         return "not-kept"
-    size_bytes, index = tools.settings.block_size_of(slot), tools.directory.index
-    ids = layout.BlockIds(version)
+    size_bytes, index, ids = tools.settings.block_size_of(slot), tools.directory.index, layout.BlockIds(version)
     numbers = layout.block_numbers(byte_range, size_bytes)[:BLOCKS_LOOKED_UP_MAX]
+    has_sub_blocks = version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes)
     try:
         found = index.first_missing(layout.block_at(version, number, size_bytes, ids).id for number in numbers)
-        if found == "unknown" and are_used(size_bytes):
+        if found == "unknown" and has_sub_blocks:
             sub_block = layout.block_at(version, byte_range.first // SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, ids)
             found = index.first_missing([sub_block.id]) or found
         if found != "unknown":
             return found
         if before is not None:
             return "first-read" if before == version else "changed"
-        if version.size_bytes > size_bytes:
-            return "first-read"  # the ids of all its blocks would have to be made, to know those of other versions
+        if version.size_bytes > size_bytes or not index.has_others(layout.object_id(version.key), ()):
+            return "first-read"  # of more than one block, the ids of all would have to be made
         own = [layout.block_at(version, 0, size_bytes, ids).id]
-        if are_used(size_bytes):
+        if has_sub_blocks:
             count = -(-version.size_bytes // SUB_BLOCK_BYTES)
             own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
         return "changed" if index.has_others(layout.object_id(version.key), own) else "first-read"
