@@ -20,6 +20,7 @@ from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, 
 from gateway.edge.asgi import S3App
 from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.explaining import Explainer
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
@@ -209,6 +210,7 @@ class Upkeep:
     """What the background process does with the cache directory."""
 
     jobs: Jobs
+    explainer: Explainer
     events: OriginEvents
     indexes: Indexes
     blocks: BlockCache
@@ -255,7 +257,9 @@ async def upkeep(
             log = FlushLogger(counters, node.clock)
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, around) as flusher:
-                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), service, flusher)
+                yield Upkeep(
+                    jobs, Explainer(tools), events, indexes, blocks, _scrubber(settings, blocks), service, flusher
+                )
         finally:
             await indexes.close()
             await jobs.close()

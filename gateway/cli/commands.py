@@ -22,6 +22,7 @@ from gateway.cli.common import (
     print_json,
     report_problems,
 )
+from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.status import show_status
 from gateway.config import public_settings
@@ -40,6 +41,7 @@ app = typer.Typer(
 jobs.add_to(app)
 app.add_typer(snapshots.app)
 app.command()(flush)
+app.command()(explain)
 app.add_typer(writeback.app)
 
 

@@ -17,6 +17,7 @@ from gateway.config import Settings
 from gateway.control.answers import json_answer
 from gateway.control.disk import disk_document
 from gateway.control.events import EventsApi
+from gateway.control.explain import ExplainApi
 from gateway.control.guard import Guard
 from gateway.control.holders import Holders
 from gateway.control.jobs import JobsApi
@@ -57,6 +58,7 @@ def control_app(
             Route("/api/v1/unpin", guard(work.unpin), methods=["POST"]),
             Route("/api/v1/pins", guard(work.pins)),
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
+            Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),

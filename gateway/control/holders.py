@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.control.events import ChangesHolder
+from gateway.control.explain import ExplainHolder
 from gateway.control.indexes import IndexHolder
 from gateway.control.jobs import JobsHolder
 from gateway.control.scrub import ScrubHolder
@@ -19,6 +20,7 @@ class Holders:
     jobs: JobsHolder = field(default_factory=JobsHolder)
     scrub: ScrubHolder = field(default_factory=ScrubHolder)
     changes: ChangesHolder = field(default_factory=ChangesHolder)
+    explain: ExplainHolder = field(default_factory=ExplainHolder)
     indexes: IndexHolder = field(default_factory=IndexHolder)
     snapshots: SnapshotsHolder = field(default_factory=SnapshotsHolder)
     writeback: WritebackHolder = field(default_factory=WritebackHolder)

@@ -232,6 +232,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/unpin": _unpin(),
             "/api/v1/pins": _get("The pinned prefixes.", "application/json", _PINS),
             "/api/v1/events": _events(),
+            "/api/v1/explain": _explain(),
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
@@ -240,6 +241,80 @@ def describe() -> dict[str, Any]:
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }
+
+
+def _nullable(*kinds: str) -> dict[str, Any]:
+    return {"type": [*kinds, "null"]}
+
+
+_EXPLAINED = {
+    "type": "object",
+    "properties": {
+        "bucket": {"type": "string"},
+        "key": {"type": "string"},
+        "slot": {
+            "type": "object",
+            "properties": {
+                **{name: {"type": "string"} for name in ("name", "prefix", "mode", "consistency")},
+                "metadata_ttl_seconds": _nullable("number"),
+                "snapshot": _nullable("string"),
+                "write": {"type": "string"},
+            },
+        },
+        "known": {
+            "type": "object",
+            "properties": {
+                "by": {"enum": ["catalog", "snapshot", None], "description": "who knows a version"},
+                "state": {
+                    "enum": ["fresh", "stale", "useless", "unknown"],
+                    "description": "fresh: answers without the origin; stale: where the origin does not",
+                },
+                "age_seconds": _nullable("number"),
+                "exists": _nullable("boolean"),
+                "etag": _nullable("string"),
+                "bytes": _nullable("integer"),
+            },
+        },
+        "pins": {"type": "array", "items": {"type": "string"}},
+        "blocks": {
+            "type": ["object", "null"],
+            "description": "of that version",
+            "properties": {
+                "total": {"type": "integer"},
+                "looked_at": {"type": "integer", "description": "of a very long object not all are looked at"},
+                "here": {"type": "integer"},
+                "partly_here": {"type": "integer"},
+                "evicted": {"type": "integer", "description": "were here, as far as is remembered"},
+                "bytes_here": {"type": "integer"},
+                "missing": {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer"}},
+                    "description": "first and last byte of the first runs of blocks that are not here whole",
+                },
+            },
+        },
+        "held": {
+            "type": "object",
+            "description": "of all versions",
+            "properties": {"blocks": {"type": "integer"}, "bytes": {"type": "integer"}},
+        },
+        "why_not_kept": _nullable("string"),
+        "pending": {"type": ["object", "null"], "description": "as in /api/v1/writeback/objects"},
+    },
+}
+
+
+def _explain() -> dict[str, Any]:
+    found = _get("What is known of an object, and what is here.", "application/json", _EXPLAINED)
+    found["get"]["parameters"] = [
+        {"name": "object", "in": "query", "required": True, "schema": {"type": "string"}, "example": "s3://bucket/key"}
+    ]
+    found["get"]["responses"] |= {
+        "400": {"description": "It names no object."},
+        "409": {"description": "The snapshot of its slot cannot be used."},
+        "503": {"description": "The cache directory is not open."},
+    }
+    return found
 
 
 def _start(summary: str, *, manifest: bool = True) -> dict[str, Any]:

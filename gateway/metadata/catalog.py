@@ -79,6 +79,14 @@ class _UntilThen:
         return self._clock.monotonic() < self._until and self._record.holds()
 
 
+class Known(NamedTuple):
+    """What the catalog has of an object: `head` None, that there is none. `age_seconds` None: it is not known."""
+
+    head: ObjectHead | None
+    age_seconds: float | None
+    freshness: Freshness
+
+
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
@@ -234,6 +242,17 @@ class Catalog:
         """What was last learned of an object, however old; None where it is not known, or was written since."""
         entry = self._lookup(key)
         return entry.head if entry is not None else None
+
+    def explain(self, key: ObjectKey, slot: Slot) -> Known | None:
+        """What is known of an object, and how far it is believed in its slot; None: nothing."""
+        entry = self._lookup(key)
+        if entry is None:
+            return None
+        observed, now = entry.observed_at, self._clock.monotonic()
+        age_seconds = now - observed.seconds if observed.boot == self._boot and now >= observed.seconds else None
+        state = self._freshness(entry, slot)
+        is_listed = state is not Freshness.FRESH and self._is_confirmed(key, entry, slot)
+        return Known(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
         """What the origin has said of one version, whichever is current; it never changes, so no age matters."""

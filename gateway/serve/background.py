@@ -149,6 +149,7 @@ async def _care(kept: Upkeep, lent: Holders) -> None:
 def _lend(lent: Holders, kept: Upkeep) -> None:
     """Let the admin port see to what the cache directory holds."""
     lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
+    lent.explain.explainer = kept.explainer
     lent.indexes.follow(kept.indexes)
     lent.writeback.backend = kept.writeback
 
@@ -156,6 +157,7 @@ def _lend(lent: Holders, kept: Upkeep) -> None:
 def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
     lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
+    lent.explain.explainer = None
     lent.indexes.follow(None)
     lent.writeback.backend = None
     lent.scrub.follow(None)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import lmdb
 import orjson
@@ -96,6 +96,10 @@ ROWS_LOOKED_AT_MAX = 64
 """By a question that is asked on the event loop."""
 
 _WRITTEN, _CEILING = b"written", b"ceiling"
+
+
+Standing: TypeAlias = Literal["here", "evicted", "unknown"]
+"""Whether a block is here, or was, as far as is known."""
 
 
 class IndexFull(StoreUnavailable):
@@ -229,19 +233,44 @@ class BlockIndex:
 
         What was here is known until its row is swept, or nothing more is remembered of so much.
         """
-        tables = self._tables
         try:  # as in `rows`: this is asked for every miss
             with self._environment.begin() as transaction:
                 for block_id in block_ids:
-                    row = transaction.get(layout.block_key(block_id), db=tables.blocks)
-                    if row is None:
-                        return "unknown"
-                    file = transaction.get(row[: layout.FILE_KEY_BYTES], db=tables.files)
-                    if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED:
-                        return "evicted"
+                    standing = self._standing(transaction, block_id)
+                    if standing != "here":
+                        return standing
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
         return None
+
+    def standings(self, block_ids: Iterable[bytes]) -> list[Standing]:
+        """The same of each block."""
+        try:
+            with self._environment.begin() as transaction:
+                return [self._standing(transaction, block_id) for block_id in block_ids]
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+
+    def _standing(self, transaction: lmdb.Transaction, block_id: bytes) -> Standing:
+        row = transaction.get(layout.block_key(block_id), db=self._tables.blocks)
+        if row is None:
+            return "unknown"
+        file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
+        return "evicted" if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else "here"
+
+    def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
+        """How many blocks, and how many bytes, there are of all versions of an object; so many rows are looked at."""
+        blocks = size_bytes = 0
+        try:
+            with self._environment.begin() as transaction:
+                for _, row in islice(layout.items(transaction, self._tables.blocks, object_id), rows_max):
+                    file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
+                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
+                        blocks += 1
+                        size_bytes += layout.unpack_extent(row, file).length
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+        return blocks, size_bytes
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
         """Whether it knows of blocks of an object besides these, or did: `ROWS_LOOKED_AT_MAX` are looked at."""

@@ -1,0 +1,94 @@
+"""What of an object is here, as far as the index remembers: for who asks why it is read from the origin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from gateway.blocks import layout
+from gateway.blocks.reading.reader import SUB_BLOCK_BYTES, are_used
+from gateway.blocks.reading.sources import ReadDependencies
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+
+BLOCKS_EXPLAINED_MAX = 100_000
+"""Of the longest objects no more are looked at: that takes a second."""
+
+_AT_ONCE = 1000
+"""Looked up in one transaction: long ones keep the index from using its pages again."""
+
+MISSING_SHOWN = 20
+
+
+class Presence(NamedTuple):
+    """What of one version is here. Of its `blocks`, `looked_at` were looked at: `here` are complete, `partly` here are
+    smaller pieces, `evicted` were here. `missing` are the first runs of bytes of blocks that are not complete.
+    """
+
+    blocks: int
+    looked_at: int
+    here: int
+    partly: int
+    evicted: int
+    here_bytes: int
+    missing: list[ByteRange]
+
+
+class Explanation(NamedTuple):
+    """`here` of the version that is known; None: none is. `why_not_kept` None: it is kept."""
+
+    here: Presence | None
+    holding: Holding
+    why_not_kept: str | None
+
+
+class Holding(NamedTuple):
+    """What is here of an object, of any version: blocks and pieces of blocks."""
+
+    blocks: int
+    size_bytes: int
+
+
+def why_not_kept(tools: ReadDependencies, size_bytes: int | None, slot: str) -> str | None:
+    """In words; None: it is kept. `size_bytes`: None where it is not known."""
+    if not tools.isolation.writable:
+        return f"the cache directory takes nothing: {tools.isolation.state}"
+    if size_bytes is not None and not tools.settings.keeps(slot, size_bytes):
+        return "it is larger than the objects that its slot keeps (kept_object_size)"
+    return None
+
+
+def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Presence:
+    """Blocks; StoreUnavailable."""
+    size_bytes, index, ids = tools.settings.block_size_of(slot), tools.directory.index, layout.BlockIds(version)
+    blocks = -(-version.size_bytes // size_bytes)
+    looked_at = min(blocks, BLOCKS_EXPLAINED_MAX)
+    counts, here_bytes, missing = Counter[str](), 0, list[ByteRange]()
+    pieces_left = BLOCKS_EXPLAINED_MAX if are_used(size_bytes) and version.size_bytes > SUB_BLOCK_BYTES else 0
+    for first in range(0, looked_at, _AT_ONCE):
+        some = [
+            layout.block_at(version, number, size_bytes, ids)
+            for number in range(first, min(first + _AT_ONCE, looked_at))
+        ]
+        for block, standing in zip(some, index.standings([block.id for block in some]), strict=True):
+            if standing == "here":
+                counts["here"] += 1
+                here_bytes += block.length
+                continue
+            numbers = layout.block_numbers(block.range, SUB_BLOCK_BYTES)
+            pieces = [layout.block_at(version, number, SUB_BLOCK_BYTES, ids) for number in numbers[:pieces_left]]
+            pieces_left -= len(pieces)
+            standings = index.standings([piece.id for piece in pieces])
+            found = [piece.length for piece, one in zip(pieces, standings, strict=True) if one == "here"]
+            here_bytes += sum(found)
+            counts["partly"] += bool(found)
+            counts["evicted"] += not found and "evicted" in (standing, *standings)
+            if missing and missing[-1].stop == block.offset:
+                missing[-1] = ByteRange(missing[-1].first, block.range.last)
+            elif len(missing) < MISSING_SHOWN:
+                missing.append(block.range)
+    return Presence(blocks, looked_at, counts["here"], counts["partly"], counts["evicted"], here_bytes, missing)
+
+
+def holding(tools: ReadDependencies, key: ObjectKey) -> Holding:
+    """Blocks; StoreUnavailable."""
+    return Holding(*tools.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))

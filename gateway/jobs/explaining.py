@@ -1,0 +1,97 @@
+"""Why an object is answered from here, or is not: what is known of it, as one document. The origin is not asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.blocks.presence import Explanation
+from gateway.jobs.dependencies import JobDependencies
+from gateway.metadata.catalog import Known
+from gateway.metadata.snapshots.registry import OpenSnapshot
+from gateway.objects import ObjectKey, ObjectVersion
+from gateway.policy.slots import Prefix, Slot
+
+
+class Explainer:
+    """Looks up what this node knows; changes nothing."""
+
+    def __init__(self, tools: JobDependencies) -> None:
+        self._tools = tools
+
+    async def explain(self, key: ObjectKey) -> dict[str, Any]:
+        """As the OpenAPI document of the admin port describes it.
+
+        SnapshotError or S3Error where the snapshot cannot be used, StoreUnavailable.
+        """
+        tools = self._tools
+        slot = tools.slots.find(*key)
+        known = tools.catalog.explain(key, slot)
+        version = known.head.version if known is not None and known.head is not None else None
+        if slot.consistency == "snapshot":
+            version = await asyncio.to_thread(self._frozen, key, slot)
+        found = await tools.blocks.explain(key, version, slot.name)
+        pins = [pin for pin in tools.blocks.pins() if Prefix.parse(pin).covers(*key)]
+        return {
+            "bucket": key.bucket,
+            "key": key.key,
+            "slot": _slot(slot),
+            "known": _known(known, slot, version),
+            "pins": sorted(pins),
+            "blocks": _blocks(found),
+            "held": {"blocks": found.holding.blocks, "bytes": found.holding.size_bytes},
+            "why_not_kept": found.why_not_kept,
+        }
+
+    def _frozen(self, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
+        """As the snapshot has it. Blocks."""
+        if self._tools.snapshots is None:
+            return None
+        with self._tools.snapshots.opened(slot.snapshot) as snapshot:
+            found = OpenSnapshot(snapshot).find(key.key)
+        return found.version if found is not None else None
+
+
+def _slot(slot: Slot) -> dict[str, Any]:
+    return {
+        "name": slot.name,
+        "prefix": str(slot.prefix),
+        "mode": slot.mode,
+        "consistency": slot.consistency,
+        "metadata_ttl_seconds": slot.metadata_ttl_seconds if slot.consistency == "ttl" else None,
+        "snapshot": slot.snapshot or None,
+        "write": slot.write,
+    }
+
+
+def _known(known: Known | None, slot: Slot, version: ObjectVersion | None) -> dict[str, Any]:
+    """`by`: who says so, and whether the origin is asked all the same."""
+    if slot.consistency == "snapshot":
+        by, state, age_seconds = "snapshot", "fresh", None
+    elif known is None:
+        by, state, age_seconds = None, "unknown", None
+    else:
+        by, state, age_seconds = "catalog", known.freshness.value, known.age_seconds
+    return {
+        "by": by,
+        "state": state,
+        "age_seconds": age_seconds,
+        "exists": version is not None if by is not None else None,
+        "etag": version.etag if version is not None else None,
+        "bytes": version.size_bytes if version is not None else None,
+    }
+
+
+def _blocks(found: Explanation) -> dict[str, Any] | None:
+    here = found.here
+    if here is None:
+        return None
+    return {
+        "total": here.blocks,
+        "looked_at": here.looked_at,
+        "here": here.here,
+        "partly_here": here.partly,
+        "evicted": here.evicted,
+        "bytes_here": here.here_bytes,
+        "missing": [[one.first, one.last] for one in here.missing],
+    }
