@@ -243,6 +243,11 @@ class Catalog:
         entry = self._lookup(key)
         return entry.head if entry is not None else None
 
+    def last_learned(self, key: ObjectKey) -> ObjectHead | None:
+        """The same, though it may have been written since: for who asks whether it has changed."""
+        entry = self._store.last(key) if self._store is not None else None
+        return entry.head if entry is not None else None
+
     def explain(self, key: ObjectKey, slot: Slot) -> Known | None:
         """What is known of an object, and how far it is believed in its slot; None: nothing."""
         entry = self._lookup(key)

@@ -204,13 +204,14 @@ class CatalogStore:
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
         record_key = catalog_key(key)
-        record, extra = self.packed(record_key)
-        if record is None:
-            return None
-        entry = unpack(record_key, key, record, extra)
+        entry = self._entry(key, record_key)
         if entry is None or not self.epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
+
+    def last(self, key: ObjectKey) -> Entry | None:
+        """What was known of a key, though it may be void by now: it answers nothing but what has become of it."""
+        return self._entry(key, catalog_key(key))
 
     def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
         """The same as `lookup`, for who asks again and again whether it is still so."""
@@ -280,6 +281,10 @@ class CatalogStore:
                 return record, _get(transaction, self._extras, record_key) or b""
         except lmdb.Error:
             return None, b""
+
+    def _entry(self, key: ObjectKey, record_key: bytes) -> Entry | None:
+        record, extra = self.packed(record_key)
+        return unpack(record_key, key, record, extra) if record is not None else None
 
     def _land_version(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
         if update.entry.head is None:

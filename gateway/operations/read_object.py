@@ -207,7 +207,9 @@ class CurrentVersions:
         return await catalog.current(key, context.slot, headers=self.headers, look=look)
 
     def last_known(self) -> ObjectVersion | None:
-        head = self.context.services.catalog.last_known(self.context.object_key)
+        if not is_remembered(self.context.slot, self.headers):
+            return None  # nothing is learned there: no look is spent on each warm GET
+        head = self.context.services.catalog.last_learned(self.context.object_key)
         return head.version if head is not None else None
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -183,3 +184,27 @@ def test_9_1_every_miss_has_a_reason_and_nothing_else_has_one(tmp_path: Path, sl
             assert not reason or reason in reasons
 
     play(tmp_path, slot, scenario)
+
+
+def test_9_1_an_object_that_was_written_through_the_gateway_has_changed(tmp_path: Path) -> None:
+    """9.1 Whoever has written it: what was known is void by then, and tells the change all the same."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway)
+        assert (await call(gateway.app, "PUT", "/bucket/k", body=b"another", sign=False)).status == 200
+        assert await ask(gateway) == missed("changed")
+        assert await ask(gateway) == "hit"
+
+    play(tmp_path, TTL, scenario)
+
+
+@pytest.mark.parametrize("slot", [STRICT, TTL])
+def test_9_1_a_small_object_that_was_not_kept_says_so_when_it_is_read_again(tmp_path: Path, slot: Slot) -> None:
+    """9.1 Its bytes have left before the disk is asked for room: the first answer cannot know."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        assert await ask(gateway) == missed("first-read")
+        for _ in range(2):
+            assert await ask(gateway) == missed("not-kept")
+
+    play(tmp_path, replace(slot, capacity_limit_bytes=0), scenario)

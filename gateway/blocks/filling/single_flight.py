@@ -13,6 +13,7 @@ All state belongs to the event loop; nothing here awaits between looking and act
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,10 @@ from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
     from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
+
+
+REFUSED_MAX = 4096
+"""Blocks that were not kept are remembered, the last ones of each process."""
 
 
 class BlockPublished(ForebayError):
@@ -269,6 +274,8 @@ class SingleFlight:
         self._ahead_max = fetches_max * 2 // 3
         self._ahead = 0
         self._fetches: dict[FetchKey, InflightFetch] = {}
+        self.refused: OrderedDict[bytes, None] = OrderedDict()
+        """The ids of blocks that this process had of late, and that the disk did not take."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def join(self, block: Block, headers: Mapping[str, str]) -> InflightFetch | None:
@@ -459,6 +466,12 @@ class SingleFlight:
     def _persisted(self, fetch: InflightFetch, persisted: asyncio.Future[bool]) -> None:
         self._persisting.discard(persisted)
         fetch.kept = not persisted.cancelled() and persisted.exception() is None and persisted.result()
+        if fetch.kept:
+            self.refused.pop(fetch.block.id, None)
+        else:
+            self.refused[fetch.block.id] = None
+            if len(self.refused) > REFUSED_MAX:
+                self.refused.popitem(last=False)
         if fetch.kept and fetch.users and fetch.content is not None:
             self._fetchers.small.move(fetch)
         self._end(fetch, None)

@@ -683,6 +683,9 @@ def why_missing(
             found = index.first_missing([sub_block.id]) or found
         if found != "unknown":
             return found
+        refused = tools.fetches.refused  # small blocks whose bytes had left before it was known
+        if refused and layout.block_at(version, numbers[0], size_bytes, ids).id in refused:
+            return "not-kept"
         if before is not None:
             return "first-read" if before == version else "changed"
         if version.size_bytes > size_bytes or not index.has_others(layout.object_id(version.key), ()):
