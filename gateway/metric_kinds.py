@@ -233,12 +233,17 @@ def exposition(directory: Path) -> bytes:
 
 def by_label(directory: Path, label: str, *metrics: Metric) -> list[dict[str, float]]:
     """For each metric, what it stands at per value of one label. Reads files: call it in a thread."""
-    found: dict[str, dict[str, float]] = {metric.name: {} for metric in metrics}
+    return [{key[0]: value for key, value in found.items()} for found in by_labels(directory, (label,), *metrics)]
+
+
+def by_labels(directory: Path, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
+    """The same per values of several labels, which all of the metrics have."""
+    found: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in metrics}
     for family in _collected(directory).collect():
         for sample in family.samples:
-            if sample.name in found and label in sample.labels:
-                sums = found[sample.name]
-                sums[sample.labels[label]] = sums.get(sample.labels[label], 0.0) + sample.value
+            if sample.name in found and all(label in sample.labels for label in labels):
+                sums, key = found[sample.name], tuple(sample.labels[label] for label in labels)
+                sums[key] = sums.get(key, 0.0) + sample.value
     return [found[metric.name] for metric in metrics]
 
 

@@ -24,6 +24,7 @@ from gateway.cli.common import (
 )
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
+from gateway.cli.slots import slots
 from gateway.cli.status import show_status
 from gateway.config import public_settings
 from gateway.config.loading import load_settings
@@ -42,6 +43,7 @@ jobs.add_to(app)
 app.add_typer(snapshots.app)
 app.command()(flush)
 app.command()(explain)
+app.command()(slots)
 app.add_typer(writeback.app)
 
 

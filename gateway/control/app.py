@@ -24,6 +24,7 @@ from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
 from gateway.control.origin_check import OriginCheck, OriginFinding
 from gateway.control.page import render
+from gateway.control.slots import SlotsApi
 from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackApi
@@ -60,6 +61,7 @@ def control_app(
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
+            Route("/api/v1/slots", guard(SlotsApi(settings, metrics_directory, lent.writeback).list)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),

@@ -234,6 +234,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/events": _events(),
             "/api/v1/explain": _explain(),
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
+            "/api/v1/slots": _get("Slots, and what binds them.", "application/json", _SLOTS),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             **snapshot_paths(_JOB, _GUARDED),
@@ -241,6 +242,82 @@ def describe() -> dict[str, Any]:
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }
+
+
+def _of_direction(what: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": f"{what} the origin, bytes per second",
+        "properties": {
+            "bytes_per_second": {"type": "integer", "description": "over the last second"},
+            "guarantee": {"type": ["integer", "null"]},
+            "ceiling": {"type": ["integer", "null"]},
+            "share": {
+                "type": ["integer", "null"],
+                "description": "by its weight, if all slots that move something now wanted all they could get; null: "
+                "the link's capacity is not set",
+            },
+            "waited_seconds": {
+                "type": "object",
+                "description": "that pieces of bodies were held back since the gateway started, all of them together",
+                "properties": {"ceiling": {"type": "number"}, "link": {"type": "number"}},
+            },
+            "bound_by": {"enum": ["ceiling", "link", None], "description": "what held pieces back in the last second"},
+        },
+    }
+
+
+_COUNT = {"type": "integer"}
+_LINK = {
+    "type": "object",
+    "properties": {"capacity": {"type": ["integer", "null"]}, "bytes_per_second": _COUNT},
+}
+_SLOTS = {
+    "type": "object",
+    "properties": {
+        "link": {"type": "object", "properties": {"read": _LINK, "write": _LINK}},
+        "slots": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    **{name: {"type": "string"} for name in ("name", "prefix", "mode", "consistency", "write")},
+                    "weight": _COUNT,
+                    "capacity": {
+                        "type": "object",
+                        "properties": {
+                            "guaranteed_bytes": _COUNT,
+                            "limit_bytes": {"type": ["integer", "null"]},
+                            "used_bytes": _COUNT,
+                            "reserved_bytes": {"type": "integer", "description": "for fills in progress"},
+                            "pinned_bytes": {"type": "integer", "description": "of used_bytes"},
+                            "borrowed_bytes": {"type": "integer", "description": "beyond what is guaranteed"},
+                            "lendable_bytes": {"type": "integer", "description": "guaranteed and not in use"},
+                        },
+                    },
+                    "hit_ratio": {"type": ["number", "null"]},
+                    "misses": {"type": "object", "additionalProperties": _COUNT, "description": "by reason"},
+                    "unflushed": {"type": ["object", "null"], "properties": {"objects": _COUNT, "bytes": _COUNT}},
+                    "read_bandwidth": _of_direction("from"),
+                    "write_bandwidth": _of_direction("to"),
+                    "binds": {
+                        "type": "array",
+                        "items": {
+                            "enum": [
+                                "read-ceiling",
+                                "read-link",
+                                "write-ceiling",
+                                "write-link",
+                                "capacity-limit",
+                                "buffer",
+                            ]
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
 
 
 def _nullable(*kinds: str) -> dict[str, Any]:

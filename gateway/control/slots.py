@@ -1,0 +1,204 @@
+"""Slots over the admin port: what each has of the disk and of the link, what it is entitled to, and what binds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import metrics
+from gateway.config import Settings, SlotSettings
+from gateway.control.answers import json_answer
+from gateway.control.writeback import WritebackHolder
+from gateway.metric_kinds import by_labels
+from gateway.policy.slots import DEFAULT_SLOT
+
+RATE_SECONDS = 1.0
+"""Rates are those of so long a time: an answer takes as long."""
+
+_NEARLY = 0.98
+"""A bound of which so much is used binds: evictions and fills keep it from being used to the last byte."""
+
+Direction = Literal["read", "write"]
+_Counts = Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What the counters of all processes stand at."""
+
+    at: float
+    moved: _Counts
+    waited: _Counts
+
+    def since(self, before: _Sample, direction: Direction, slot: str) -> float:
+        """Bytes per second to or from the origin."""
+        key = direction, slot
+        return max(0.0, self.moved.get(key, 0.0) - before.moved.get(key, 0.0)) / max(1e-3, self.at - before.at)
+
+    def waited_since(self, before: _Sample, by: str, direction: Direction, slot: str) -> float:
+        key = by, direction, slot
+        return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
+
+
+def _sample(directory: Path) -> _Sample:
+    [moved] = by_labels(directory, ("direction", "slot"), metrics.ORIGIN_BYTES)
+    [waited] = by_labels(directory, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
+    return _Sample(monotonic(), moved, waited)
+
+
+class SlotsApi:
+    """The endpoint."""
+
+    def __init__(self, settings: Settings, metrics_directory: Path, writeback: WritebackHolder) -> None:
+        self._settings = settings
+        self._directory = metrics_directory
+        self._writeback = writeback
+
+    async def list(self, _request: Request) -> Response:
+        """Every slot, the built-in one last."""
+        before = await asyncio.to_thread(_sample, self._directory)
+        await asyncio.sleep(RATE_SECONDS)
+        now = await asyncio.to_thread(_sample, self._directory)
+        held = await asyncio.to_thread(_held, self._directory)
+        summary = await self._writeback.summary()
+        pending = {one["slot"]: one for one in summary["slots"]} if summary is not None else {}
+        names = [slot.name for slot in self._settings.slots] + [DEFAULT_SLOT.name]
+        configured: Mapping[str, SlotSettings] = {slot.name: slot for slot in self._settings.slots}
+        links = {direction: self._link(direction, names, configured, before, now) for direction in _DIRECTIONS}
+        documents = [
+            _document(name, configured.get(name), held, pending.get(name), links, before, now) for name in names
+        ]
+        return json_answer({"link": {name: link.document() for name, link in links.items()}, "slots": documents})
+
+    def _link(
+        self,
+        direction: Direction,
+        names: Iterable[str],
+        configured: Mapping[str, SlotSettings],
+        before: _Sample,
+        now: _Sample,
+    ) -> _Link:
+        origin = self._settings.origin
+        capacity = origin.read_bandwidth_bytes_per_second
+        if direction == "write":
+            capacity = origin.write_bandwidth_bytes_per_second
+        moving = {name: now.since(before, direction, name) for name in names}
+        weights = {name: configured[name].weight if name in configured else 1 for name in moving}
+        active = sum(weight for name, weight in weights.items() if moving[name])
+        return _Link(capacity, sum(moving.values()), moving, weights, active)
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("read", "write")
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """One direction; `active_weight` is that of the slots that move something."""
+
+    bytes_per_second_max: float | None
+    bytes_per_second: float
+    moving: Mapping[str, float]
+    weights: Mapping[str, int]
+    active_weight: int
+
+    def document(self) -> dict[str, Any]:
+        return {"capacity": self.bytes_per_second_max, "bytes_per_second": round(self.bytes_per_second)}
+
+    def share(self, slot: str) -> float | None:
+        """What it has by its weight, if all that move something now wanted all they could get."""
+        if self.bytes_per_second_max is None:
+            return None
+        more = 0 if self.moving[slot] else self.weights[slot]
+        return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
+
+
+def _held(directory: Path) -> dict[str, dict[str, float]]:
+    """What each slot has on disk and has given, and why it has missed."""
+    of_slot = {
+        "used": metrics.CACHE_USAGE_BYTES,
+        "reserved": metrics.CACHE_RESERVED_BYTES,
+        "pinned": metrics.CACHE_PINNED_BYTES,
+        "hit": metrics.CACHE_HIT_BYTES,
+        "miss": metrics.CACHE_MISS_BYTES,
+    }
+    found = by_labels(directory, ("slot",), *of_slot.values())
+    held: dict[str, dict[str, float]] = {}
+    for name, values in zip(of_slot, found, strict=True):
+        for (slot,), value in values.items():
+            held.setdefault(slot, {})[name] = value
+    [missed] = by_labels(directory, ("slot", "reason"), metrics.MISSES)
+    for (slot, reason), value in missed.items():
+        held.setdefault(slot, {})[f"missed {reason}"] = value
+    return held
+
+
+def _document(
+    name: str,
+    slot: SlotSettings | None,
+    held: Mapping[str, Mapping[str, float]],
+    pending: Mapping[str, Any] | None,
+    links: Mapping[Direction, _Link],
+    before: _Sample,
+    now: _Sample,
+) -> dict[str, Any]:
+    counts = held.get(name, {})
+    used, reserved = int(counts.get("used", 0)), int(counts.get("reserved", 0))
+    guaranteed = (slot.capacity_bytes if slot is not None else None) or 0
+    limit = slot.capacity_limit_bytes if slot is not None else None
+    given = counts.get("hit", 0.0) + counts.get("miss", 0.0)
+    moved = {one: _moved(name, slot, one, links[one], before, now) for one in _DIRECTIONS}
+    binds = [f"{one}-{moved[one]['bound_by']}" for one in _DIRECTIONS if moved[one]["bound_by"] is not None]
+    if limit is not None and used + reserved >= _NEARLY * limit:
+        binds.append("capacity-limit")
+    if pending is not None and pending["buffer_bytes"] and pending["staged_bytes"] >= _NEARLY * pending["buffer_bytes"]:
+        binds.append("buffer")
+    return {
+        "name": name,
+        "prefix": slot.prefix if slot is not None else "s3://",
+        "mode": slot.mode if slot is not None else DEFAULT_SLOT.mode,
+        "consistency": slot.consistency_in_force if slot is not None else DEFAULT_SLOT.consistency,
+        "write": slot.write if slot is not None else DEFAULT_SLOT.write,
+        "weight": slot.weight if slot is not None else 1,
+        "capacity": {
+            "guaranteed_bytes": guaranteed,
+            "limit_bytes": limit,
+            "used_bytes": used,
+            "reserved_bytes": reserved,
+            "pinned_bytes": int(counts.get("pinned", 0)),
+            "borrowed_bytes": max(0, used + reserved - guaranteed),
+            "lendable_bytes": max(0, guaranteed - used - reserved),
+        },
+        "hit_ratio": counts.get("hit", 0.0) / given if given else None,
+        "misses": {key.removeprefix("missed "): int(n) for key, n in counts.items() if key.startswith("missed ")},
+        "unflushed": {"objects": pending["objects"], "bytes": pending["bytes"]} if pending is not None else None,
+        **{f"{one}_bandwidth": moved[one] for one in _DIRECTIONS},
+        "binds": binds,
+    }
+
+
+def _moved(
+    name: str, slot: SlotSettings | None, direction: Direction, link: _Link, before: _Sample, now: _Sample
+) -> dict[str, Any]:
+    guarantee = ceiling = None
+    if slot is not None and direction == "read":
+        guarantee, ceiling = slot.read_guarantee_bytes_per_second, slot.read_bandwidth_bytes_per_second
+    elif slot is not None:
+        guarantee, ceiling = slot.write_guarantee_bytes_per_second, slot.write_bandwidth_bytes_per_second
+    waited = {by: now.waited_since(before, by, direction, name) for by in ("ceiling", "link")}
+    longest = max(waited, key=waited.__getitem__)
+    share = link.share(name)
+    return {
+        "bytes_per_second": round(link.moving[name]),
+        "guarantee": guarantee,
+        "ceiling": ceiling,
+        "share": round(share) if share is not None else None,
+        "waited_seconds": {by: round(now.waited.get((by, direction, name), 0.0), 3) for by in waited},
+        "bound_by": longest if waited[longest] else None,
+    }
