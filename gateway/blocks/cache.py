@@ -126,14 +126,9 @@ class BlockCache:
         except StoreUnavailable:
             return False
 
-    def why_missing(
-        self, version: ObjectVersion, byte_range: ByteRange, *, slot: str, before: ObjectVersion | None
-    ) -> MissReason | None:
-        """Why bytes are not here; None: the index has them all. To be asked before they are fetched.
-
-        `before` is what was last known to be the object's version, before the origin said that it is this one.
-        """
-        return reader.why_missing(self._tools, version, byte_range, slot, before)
+    def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason | None:
+        """As `RangeReader.why_missing`, of an object of one block, before it is fetched in another way."""
+        return reader.why_missing(self._tools, version, slot, before)
 
     async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
         """What is here of an object, and of one of its versions, and whether it is kept. StoreUnavailable."""

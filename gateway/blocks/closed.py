@@ -68,9 +68,7 @@ class ClosedCache:
     ) -> None:
         """There are no first answers."""
 
-    def why_missing(
-        self, version: ObjectVersion, byte_range: ByteRange, *, slot: str, before: ObjectVersion | None
-    ) -> MissReason:
+    def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason:
         """Nothing is kept."""
         return "not-kept"
 
@@ -92,7 +90,10 @@ class OriginReader:
     """One range straight from the origin, read once."""
 
     outcome: Outcome = "miss"
-    past_the_cache = True
+
+    def why_missing(self, before: ObjectVersion | None) -> MissReason:
+        """Nothing is kept."""
+        return "not-kept"
 
     def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheMetrics) -> None:
         self._source = OriginSource(get)

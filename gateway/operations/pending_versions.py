@@ -104,9 +104,8 @@ class _StagedReader:
     def outcome(self) -> Outcome:
         return "hit"
 
-    @property
-    def past_the_cache(self) -> bool:
-        return False
+    def why_missing(self, before: ObjectVersion | None) -> None:
+        """All of it is here."""
 
     def whole(self) -> None:
         """Staged files are verified as they are read, and sent by no other way."""

@@ -95,9 +95,9 @@ class VersionReader(Protocol):
     @property
     def outcome(self) -> Outcome: ...
 
-    @property
-    def past_the_cache(self) -> bool:
-        """Whether the bytes come straight from the origin, and are not kept."""
+    def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
+        """Why the first bytes that were not here were not; None: all were. `before` is what was known of the object
+        before the origin was asked."""
 
     def whole(self) -> PinnedFileSpan | None:
         """All of them, where they lie in one file."""
@@ -617,8 +617,9 @@ class _Get:
         if version.size_bytes == 0:
             return None
         byte_range = asked or ByteRange(0, version.size_bytes - 1)
-        why = self._why_missing(version, byte_range)
-        body = context.services.blocks.arrived(
+        blocks = context.services.blocks
+        why = blocks.why_missing(version, slot=context.slot.name, before=self.before)
+        body = blocks.arrived(
             version,
             byte_range,
             slot=context.slot.name,
@@ -632,25 +633,14 @@ class _Get:
             return Response(200, (), body, "miss", encoded=encoded, length_bytes=len(body), reason=why)
         return Response(206, _lengths(head, asked), body, "miss", encoded=encoded, reason=why)
 
-    def _why_missing(self, version: ObjectVersion, byte_range: ByteRange) -> MissReason | None:
-        """To be asked before the bytes are fetched."""
-        context = self.context
-        return context.services.blocks.why_missing(version, byte_range, slot=context.slot.name, before=self.before)
-
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)
         if response is not None:
             return response
         asked = head.part or _asked_range(self.context, head)
         byte_range = asked or ByteRange(0, head.version.size_bytes - 1)
-        why = self._why_missing(head.version, byte_range)
         reader = await self.versions.open(head, byte_range, answer)
-        if reader.outcome == "hit":
-            why = None
-        elif reader.past_the_cache:
-            why = "not-kept"
-        elif why is None:  # what the index has was found damaged
-            why = "evicted"
+        why = reader.why_missing(self.before)
         status, lengths = 206 if asked else 200, _lengths(head, asked)
         encoded = _encoded_headers(head, asked, self.overrides)
         span = reader.whole()

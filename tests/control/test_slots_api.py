@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,14 @@ MEBI = 1024 * 1024
 
 
 @pytest.fixture
-def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where all is counted; an answer takes no time."""
     monkeypatch.setattr(slots, "RATE_SECONDS", 0.0)
     metric_kinds.share(tmp_path, "worker0")
-    return tmp_path
+    try:
+        yield tmp_path
+    finally:
+        metric_kinds.unshare()
 
 
 def answered(directory: Path, while_looking: Any = lambda: None) -> dict[str, Any]:

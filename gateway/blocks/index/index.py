@@ -228,24 +228,10 @@ class BlockIndex:
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
-    def first_missing(self, block_ids: Iterable[bytes]) -> Literal["evicted", "unknown"] | None:
-        """Of the first block that is not here: whether it was; None: all are here.
-
-        What was here is known until its row is swept, or nothing more is remembered of so much.
-        """
-        try:  # as in `rows`: this is asked for every miss
-            with self._environment.begin() as transaction:
-                for block_id in block_ids:
-                    standing = self._standing(transaction, block_id)
-                    if standing != "here":
-                        return standing
-        except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        return None
-
     def standings(self, block_ids: Iterable[bytes]) -> list[Standing]:
-        """The same of each block."""
-        try:
+        """Of each block, whether it is here, or was, which is known until its row is swept, or too much is
+        remembered."""
+        try:  # as in `rows`: this is asked for every miss
             with self._environment.begin() as transaction:
                 return [self._standing(transaction, block_id) for block_id in block_ids]
         except lmdb.Error as error:

@@ -28,7 +28,7 @@ from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile, SingleFlight
-from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.index import BlockIndex, Standing
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.sources import (
     BLOCKS_LOOKED_UP_MAX,
@@ -318,6 +318,13 @@ class RangeReader:
         except StoreUnavailable:
             return False
 
+    def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
+        """Why the first bytes that were missing when `start` was called were; None: none were. `before` is what was
+        known to be the object's version before the origin said that it is this one."""
+        if self.outcome == "hit":
+            return None
+        return "not-kept" if self.past_the_cache else self._opener.why_missing(before)
+
     @property
     def past_the_cache(self) -> bool:
         """Whether the bytes now come straight from the origin, because the directory cannot take them."""
@@ -509,6 +516,8 @@ class SourceOpener:
         self._request = request
         self._looks_first = request.answer is not None
         self._sub_blocks: SubBlocks | None = None
+        self._missing: tuple[Block, Standing] | None = None
+        """The first block that was missing, and how it stood before it was asked for: after that it is here."""
 
     def look_up(self) -> Outcome:
         """How much of the range is here; nothing is opened for the answer."""
@@ -519,7 +528,25 @@ class SourceOpener:
         here = [indexed or self._arrived(block) for block, indexed in zip(blocks, present, strict=True)]
         if all(here):
             return "hit"
+        first = blocks[here.index(False)]
+        self._note_missing(first, max(first.offset, request.range.first))
         return "partial" if any(here) else "miss"
+
+    def why_missing(self, before: ObjectVersion | None) -> MissReason:
+        """As `RangeReader.why_missing`, where some were."""
+        if self._missing is None:  # it is being read again for another reason than any of these
+            return "first-read"
+        request = self._request
+        try:
+            return _why(self._tools, request.version, request.block_size_bytes, before, *self._missing)
+        except StoreUnavailable:
+            return "not-kept"
+
+    def _note_missing(self, block: Block, position: int) -> None:
+        if self._missing is None and self._request.purpose is Purpose.LIVE:
+            request = self._request
+            standing = _standing(self._tools, block, position, request.block_size_bytes, request.ids)
+            self._missing = block, standing
 
     async def open(self, position: int) -> BlockSource | FillSource:
         """The source of the bytes at a position; StoreUnavailable when there can be none but the origin."""
@@ -528,8 +555,12 @@ class SourceOpener:
         while True:
             block, self.is_sub_block = self._request.block(number), False
             extent = self._tools.directory.index.lookup(block.id)
-            if extent is None and self._may_use_sub_blocks():
-                block, extent = self._sub_block_of(block, position)
+            if extent is None:
+                whole = block
+                if self._may_use_sub_blocks():
+                    block, extent = self._sub_block_of(block, position)
+                if extent is None:
+                    self._note_missing(whole, position)
             source = await (self._open_block(block, extent) if extent is not None else self._open_fill(block))
             if source is not None:
                 return source
@@ -566,7 +597,7 @@ class SourceOpener:
 
     async def drop(self, block: Block, extent: Extent) -> None:
         """Take a block that is not what it was out of the index; StoreUnavailable where nothing may be written."""
-        tools = self._tools
+        tools, self._missing = self._tools, self._missing or (block, "evicted")
         tools.open_files.drop(extent.file)
         if not tools.isolation.writable:
             raise tools.isolation.refuse_writing()
@@ -668,35 +699,54 @@ class SourceOpener:
 
 
 def why_missing(
-    tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str, before: ObjectVersion | None
+    tools: ReadDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
 ) -> MissReason | None:
     """As `BlockCache.why_missing`."""
     if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
         return "not-kept"
-    size_bytes, index, ids = tools.settings.block_size_of(slot), tools.directory.index, layout.BlockIds(version)
-    numbers = layout.block_numbers(byte_range, size_bytes)[:BLOCKS_LOOKED_UP_MAX]
-    has_sub_blocks = version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes)
+    size_bytes, ids = tools.settings.block_size_of(slot), layout.BlockIds(version)
     try:
-        found = index.first_missing(layout.block_at(version, number, size_bytes, ids).id for number in numbers)
-        if found == "unknown" and has_sub_blocks:
-            sub_block = layout.block_at(version, byte_range.first // SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, ids)
-            found = index.first_missing([sub_block.id]) or found
-        if found != "unknown":
-            return found
-        refused = tools.fetches.refused  # small blocks whose bytes had left before it was known
-        if refused and layout.block_at(version, numbers[0], size_bytes, ids).id in refused:
-            return "not-kept"
-        if before is not None:
-            return "first-read" if before == version else "changed"
-        if version.size_bytes > size_bytes or not index.has_others(layout.object_id(version.key), ()):
-            return "first-read"  # of more than one block, the ids of all would have to be made
-        own = [layout.block_at(version, 0, size_bytes, ids).id]
-        if has_sub_blocks:
-            count = -(-version.size_bytes // SUB_BLOCK_BYTES)
-            own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
-        return "changed" if index.has_others(layout.object_id(version.key), own) else "first-read"
+        block = layout.block_at(version, 0, size_bytes, ids)
+        return _why(tools, version, size_bytes, before, block, _standing(tools, block, 0, size_bytes, ids))
     except StoreUnavailable:
         return "not-kept"
+
+
+def _standing(tools: ReadDependencies, block: Block, position: int, size_bytes: int, ids: layout.BlockIds) -> Standing:
+    """Of a block that is missing, or of the sub-block at a position of the object, if that was here."""
+    index, version = tools.directory.index, block.version
+    [standing] = index.standings([block.id])
+    if standing == "unknown" and version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
+        sub_block = layout.block_at(version, position // SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, ids)
+        [of_sub_block] = index.standings([sub_block.id])
+        return "evicted" if of_sub_block == "evicted" else standing
+    return standing
+
+
+def _why(
+    tools: ReadDependencies,
+    version: ObjectVersion,
+    size_bytes: int,
+    before: ObjectVersion | None,
+    block: Block,
+    standing: Standing,
+) -> MissReason:
+    """Why a block of a version is missing, that stood so before it was asked for."""
+    if standing != "unknown":
+        return "evicted"  # what was here still was found damaged
+    if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
+        return "not-kept"
+    if before is not None:
+        return "first-read" if before == version else "changed"
+    index, object_id = tools.directory.index, layout.object_id(version.key)
+    if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
+        return "first-read"  # of more than one block, the ids of all would have to be made
+    ids = layout.BlockIds(version)
+    own = [layout.block_at(version, 0, size_bytes, ids).id]
+    if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
+        count = -(-version.size_bytes // SUB_BLOCK_BYTES)
+        own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
+    return "changed" if index.has_others(object_id, own) else "first-read"
 
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
