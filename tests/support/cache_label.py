@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
+
+from gateway.objects import MissReason
 
 
 class Answered(Protocol):
@@ -13,6 +15,12 @@ class Answered(Protocol):
 
 
 def cache_label(answer: Answered) -> str:
-    """Where the answer came from: hit, partial, miss, …; without the reason of a miss. Empty: it says nothing."""
+    """Where the answer came from: hit, partial, miss, …; without the reason of a miss. Empty: it says nothing.
+
+    AssertionError where a miss has no reason, or something else has one.
+    """
     told: str = answer.headers.get("x-forebay-cache", "")
-    return told.partition(";")[0]
+    label, _, reason = told.partition("; ")
+    assert (label in ("miss", "partial")) == bool(reason), told
+    assert not reason or reason.removeprefix("reason=") in get_args(MissReason), told
+    return label
