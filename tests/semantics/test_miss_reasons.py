@@ -85,6 +85,19 @@ def test_9_1_what_others_have_changed_is_told_from_a_first_read(tmp_path: Path, 
     play(tmp_path, slot, scenario)
 
 
+def test_9_1_a_change_that_a_head_has_told_of_is_one_to_the_next_get(tmp_path: Path) -> None:
+    """9.1 The blocks that are here are of another version, though the catalog knows this one."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway)
+        gateway.origin.put("bucket", "k", b"another" * 30)
+        await clock.advance(61)
+        assert await ask(gateway, method="HEAD") == missed("changed")
+        assert await ask(gateway) == missed("changed")
+
+    play(tmp_path, TTL, scenario)
+
+
 @pytest.mark.parametrize("eviction", ["epoch", "lru"])
 def test_9_1_what_made_room_is_told(tmp_path: Path, eviction: str) -> None:
     """9.1 As long as it is remembered."""

@@ -736,8 +736,8 @@ def _why(
         return "evicted"  # what was here still was found damaged
     if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
         return "not-kept"
-    if before is not None:
-        return "first-read" if before == version else "changed"
+    if before is not None and before != version:
+        return "changed"
     index, object_id = tools.directory.index, layout.object_id(version.key)
     if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
         return "first-read"  # of more than one block, the ids of all would have to be made
