@@ -30,7 +30,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import origin_meter
+from gateway.metering import callers_of, origin_meter
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -143,13 +143,15 @@ async def s3_application(
     worker: int,
     instance_id: str,
     bandwidth: int | None = None,
+    callers: int | None = None,
     shared_directory: Path | None = None,
     closed: bool = False,
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    `bandwidth` is the memory in which all processes keep the ceilings (metering.py); in `shared_directory` lie files
+    `bandwidth` is the memory in which all processes keep the ceilings, `callers` that of the limits of callers
+    (metering.py); in `shared_directory` lie files
     that all of them have in memory (BlockSettings). `closed`: no worker touches the cache directory, and all is the
     origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
@@ -186,7 +188,12 @@ async def s3_application(
         )
         try:
             yield S3App(
-                services, authenticator, tuple(settings.server.base_domains), instance_id, node.metrics.requests
+                services,
+                authenticator,
+                tuple(settings.server.base_domains),
+                instance_id,
+                node.metrics.requests,
+                callers=callers_of(settings, node.metrics, node.clock, worker=worker, shared=callers),
             )
         finally:
             await answers.close()

@@ -28,6 +28,14 @@ from gateway.metrics import (
     CACHE_UNSURVEYED_BYTES,
     CACHE_USAGE_BYTES,
     CACHE_WRITTEN_TODAY_BYTES,
+    CALLER_RECEIVED_BYTES,
+    CALLER_REFUSED,
+    CALLER_REQUESTS,
+    CALLER_RUNNING,
+    CALLER_SENT_BYTES,
+    CALLER_WAIT_SECONDS,
+    CALLER_WAITING,
+    CALLER_WAITS,
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
     DISK_STATES,
@@ -339,9 +347,34 @@ class RequestMetrics:
         if received_bytes:
             RECEIVED_BYTES.add(received_bytes, operation, slot)
 
+    def of_credential(self, credential: str, requests: int, sent_bytes: int, received_bytes: int) -> None:
+        """What a credential has used. `credential` is bounded: a configured one, or one of all others."""
+        CALLER_REQUESTS.add(requests, credential)
+        if sent_bytes:
+            CALLER_SENT_BYTES.add(sent_bytes, credential)
+        if received_bytes:
+            CALLER_RECEIVED_BYTES.add(received_bytes, credential)
+
     def missed(self, operation: str, slot: str, reason: str) -> None:
         """Not all that was asked for was here. `reason`: of `objects.MissReason`."""
         MISSES.add(1, operation, slot, reason)
+
+
+class CallerMetrics:
+    """Events of one process's limits of callers (the methods of `policy.callers.Observer`)."""
+
+    def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
+        CALLER_WAITS.add(1, scope, name, limit)
+        CALLER_WAIT_SECONDS.add(seconds, scope, name, limit)
+
+    def refused(self, scope: str, name: str, limit: str) -> None:
+        CALLER_REFUSED.add(1, scope, name, limit)
+
+    def waiting(self, scope: str, name: str, change: int) -> None:
+        CALLER_WAITING.add(change, scope, name)
+
+    def running(self, scope: str, name: str, change: int) -> None:
+        CALLER_RUNNING.add(change, scope, name)
 
 
 class HitTally:
@@ -350,14 +383,25 @@ class HitTally:
     `lay` adds them to what all processes count.
     """
 
-    __slots__ = ("_buckets", "_count", "_seconds", "_sent_bytes", "is_known", "operation", "slot", "status")
+    __slots__ = (
+        "_buckets",
+        "_count",
+        "_seconds",
+        "_sent_bytes",
+        "credential",
+        "is_known",
+        "operation",
+        "slot",
+        "status",
+    )
 
-    def __init__(self, operation: str, slot: str, status: str, *, is_known: bool) -> None:
+    def __init__(self, operation: str, slot: str, status: str, *, is_known: bool, credential: str = "none") -> None:
         """`is_known`: the catalog has answered; else the origin has been asked about each."""
         self.operation = operation
         self.slot = slot
         self.status = status
         self.is_known = is_known
+        self.credential = credential
         self._begin()
 
     def _begin(self) -> None:
@@ -378,11 +422,13 @@ class HitTally:
             return
         REQUESTS.add(self._count, self.operation, self.slot, self.status, "hit")
         PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
+        CALLER_REQUESTS.add(self._count, self.credential)
         REQUEST_SECONDS.add(self._buckets, self._seconds, self.operation)
         if self.is_known:
             CATALOG_LOOKUPS.add(self._count, self.slot, "hit")
         if self._sent_bytes:
             SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
+            CALLER_SENT_BYTES.add(self._sent_bytes, self.credential)
             CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
         self._begin()
 
@@ -418,6 +464,7 @@ class WorkerMetrics:
         self.snapshots = SnapshotMetrics()
         self.indexes = IndexMetrics()
         self.writeback = WritebackMetrics()
+        self.callers = CallerMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

@@ -1,15 +1,17 @@
-"""From settings to ceilings and shares of bandwidth, and to what each process needs to keep them with the others."""
+"""From settings to ceilings and shares of bandwidth, and to limits of callers; and to what each process needs to keep
+them with the others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gateway.clock import Clock
-from gateway.config import OriginSettings, Settings, SlotSettings
+from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
 from gateway.origin.traffic_meter import OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.callers import CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 
@@ -40,6 +42,49 @@ def origin_meter(
         except ValueError as error:
             raise StartupError(f"{error}: start the gateway again") from None
     return OriginMeter(metrics, Bandwidth(ceilings, clock, cells, shares))
+
+
+def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
+    """A descriptor of the memory that all workers keep the limits of callers in; None: there are none. OSError."""
+    rows = callers_plan(settings).rows
+    return make_shared_memory(rows, settings.server.workers, clock.monotonic()) if rows else None
+
+
+def callers_of(
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: int | None = None
+) -> Callers | None:
+    """What limits callers, as worker number `worker` keeps it; None: nothing does.
+
+    `shared` is what `make_shared_callers` made; without, this process is the only one. StartupError as `origin_meter`.
+    """
+    plan = callers_plan(settings)
+    if not plan.rows:
+        return None
+    cells = None
+    if shared is not None:
+        try:
+            cells = SharedCells.attach(shared, plan.rows, settings.server.workers, worker)
+        except ValueError as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return Callers(plan, clock, metrics.callers, cells)
+
+
+def callers_plan(settings: Settings) -> CallersPlan:
+    """Who is limited, in the same order in all workers of one gateway."""
+    return CallersPlan(
+        [(one.access_key_id, _limits_of(one)) for one in settings.credentials],
+        [CallerClass(one.name, _limits_of(one), one.app, one.product) for one in settings.caller_classes],
+        settings.server.caller_wait_seconds,
+    )
+
+
+def _limits_of(one: CallerLimitSettings) -> Limits:
+    return Limits(
+        one.max_concurrent_requests,
+        one.requests_per_second,
+        one.read_bandwidth_bytes_per_second,
+        one.write_bandwidth_bytes_per_second,
+    )
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:

@@ -409,6 +409,48 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "direction: read or write.",
 )
 
+CALLER_REQUESTS = Counter(
+    "forebay_caller_requests_total",
+    "requests",
+    ("credential",),
+    "Requests by credential: the access key id of [[credentials]], gateway (the gateway's own key pair), anonymous "
+    "(unsigned) or none (refused before it was known).",
+)
+CALLER_SENT_BYTES = Counter(
+    "forebay_caller_sent_bytes_total", "bytes", ("credential",), "Bytes of bodies sent to clients, by credential."
+)
+CALLER_RECEIVED_BYTES = Counter(
+    "forebay_caller_received_bytes_total",
+    "bytes",
+    ("credential",),
+    "Bytes of bodies received from clients, by credential.",
+)
+CALLER_WAITS = Counter(
+    "forebay_caller_waits_total",
+    "waits",
+    ("scope", "name", "limit"),
+    "Requests, and pieces of bodies, that waited for room under a caller's limit. scope: credential or class. limit: "
+    "concurrency, rate, read (bytes to the client) or write (bytes from it).",
+)
+CALLER_WAIT_SECONDS = Counter(
+    "forebay_caller_wait_seconds_total",
+    "seconds",
+    ("scope", "name", "limit"),
+    "Time that they waited, summed over all that waited side by side.",
+)
+CALLER_REFUSED = Counter(
+    "forebay_caller_refused_total",
+    "requests",
+    ("scope", "name", "limit"),
+    "Requests that were answered 503 SlowDown because there was no room under a caller's limit in time.",
+)
+CALLER_WAITING = Gauge(
+    "forebay_caller_waiting", "requests", ("scope", "name"), "Requests and pieces of bodies that wait now."
+)
+CALLER_RUNNING = Gauge(
+    "forebay_caller_running", "requests", ("scope", "name"), "Requests of callers that are limited, in all workers."
+)
+
 WORKER_RESTARTS = Counter(
     "forebay_worker_restarts_total",
     "processes",

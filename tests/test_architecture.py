@@ -44,7 +44,7 @@ ALLOWED: Mapping[str, set[str]] = {
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering", "buffering"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "writeback"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},
     "__main__": {"cli"},

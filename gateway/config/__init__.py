@@ -4,7 +4,7 @@ What can be set: settings, entries, fields, units. How it is read: loading, envi
 checks, problems.
 """
 
-from gateway.config.entries import CredentialSettings, SlotSettings
+from gateway.config.entries import CallerClassSettings, CallerLimitSettings, CredentialSettings, SlotSettings
 from gateway.config.settings import (
     AdminSettings,
     CacheSettings,
@@ -20,6 +20,8 @@ from gateway.config.settings import (
 __all__ = [
     "AdminSettings",
     "CacheSettings",
+    "CallerClassSettings",
+    "CallerLimitSettings",
     "CredentialSettings",
     "LoggingSettings",
     "OriginSettings",

@@ -34,6 +34,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _files,
         _capacity,
         _credentials,
+        _caller_classes,
         _slots,
         _guarantees,
         _indexes,
@@ -168,6 +169,21 @@ def _credentials(settings: Settings) -> Iterator[ConfigError]:
         if credential.access_key_id in seen:
             yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, "unique")
         seen.add(credential.access_key_id)
+
+
+def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
+    names, matched = set[str](), set[tuple[str | None, str | None]]()
+    for i, one in enumerate(settings.caller_classes):
+        if one.name in names:
+            yield ConfigError(f"caller_classes[{i}].name", one.name, "unique")
+        if one.app is not None and one.product is not None:
+            yield ConfigError(f"caller_classes[{i}].product", one.product, "not together with app")
+        elif (one.app, one.product) in matched:
+            key = "app" if one.app is not None else "product"
+            allowed = "another one than that of other classes; one class at most has neither app nor product"
+            yield ConfigError(f"caller_classes[{i}].{key}", one.app or one.product, allowed)
+        names.add(one.name)
+        matched.add((one.app, one.product))
 
 
 def _slots(settings: Settings) -> Iterator[ConfigError]:

@@ -1,4 +1,4 @@
-"""The tables that may repeat: `[[credentials]]` and `[[slots]]`."""
+"""The tables that may repeat: `[[credentials]]`, `[[caller_classes]]` and `[[slots]]`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,61 @@ def _known_eviction(value: object) -> object:
     return value
 
 
-class CredentialSettings(Section):
-    """A key pair that callers may sign with, and what it may touch."""
+class CallerLimitSettings(Section):
+    """What callers may take of this node, over all its workers."""
+
+    max_concurrent_requests: int | None = setting(
+        None,
+        "Requests at the same time, over all workers. Omitted: no limit.",
+        allowed="1 to 100000",
+        ge=1,
+        le=100_000,
+    )
+    requests_per_second: float | None = setting(
+        None, "Requests per second, over all workers. Omitted: no limit.", allowed="0.1 to 1000000", ge=0.1, le=1e6
+    )
+    read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "Bytes of bodies to the client, over all workers. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "1GiB/s"',
+        toml="read_bandwidth",
+    )
+    write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "Bytes of bodies from the client, over all workers. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "500MiB/s"',
+        toml="write_bandwidth",
+    )
+
+
+_WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
+"""What SDKs take for an app id: the characters of a token (RFC 9110, 5.6.2)."""
+
+
+class CallerClassSettings(CallerLimitSettings):
+    """Callers of one kind, and their limits together. Without `app` and `product`: whom no other class has."""
+
+    name: str = setting(
+        help="Name in metrics and commands.",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64; unique",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    )
+    app: str | None = setting(
+        None,
+        "The class has callers whose User-Agent has the word `app/APP`, as AWS SDKs make it of `AWS_SDK_UA_APP_ID`.",
+        allowed="a word of at most 64 characters; not together with product",
+        pattern=_WORD,
+    )
+    product: str | None = setting(
+        None,
+        "The class has callers whose User-Agent names this product, such as `rclone` in `rclone/v1.70`.",
+        allowed="a word of at most 64 characters; not together with app",
+        pattern=_WORD,
+    )
+
+
+class CredentialSettings(CallerLimitSettings):
+    """A key pair that callers may sign with, what it may touch, and what it may take."""
 
     access_key_id: str = setting(
         help="Key id of the caller.", allowed="1 to 128 characters", min_length=1, max_length=128

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.entries import CredentialSettings, SlotSettings
+from gateway.config.entries import CallerClassSettings, CredentialSettings, SlotSettings
 from gateway.config.fields import (
     PORT,
     BandwidthBytesPerSecond,
@@ -93,6 +93,15 @@ class ServerSettings(Section):
         toml="shutdown_grace",
         ge=0,
         le=3600,
+    )
+    caller_wait_seconds: DurationSeconds = setting(
+        "5s",
+        "How long a request waits for room under the limits of its credential and class until it is answered 503 "
+        "SlowDown.",
+        allowed="0s to 60s",
+        toml="caller_wait",
+        ge=0,
+        le=60,
     )
     max_header_bytes: SizeBytes = setting(
         "64KiB", "Cap on the head of a request.", allowed="8KiB to 1MiB", ge=8 * 2**10, le=2**20
@@ -345,6 +354,7 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     credentials: list[CredentialSettings] = Field(default_factory=list)
+    caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
     slots: list[SlotSettings] = Field(default_factory=list)
 
 

@@ -165,6 +165,8 @@ class Authenticator:
         self, keyring: Keyring, clock: Clock, *, allow_unsigned: bool = False, allow_signature_v2: bool = True
     ) -> None:
         self._keyring = keyring
+        self.has_own_keys = isinstance(keyring, OriginKeyring)
+        """Callers sign with the gateway's own key pair: there are no [[credentials]]."""
         self._clock = clock
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2

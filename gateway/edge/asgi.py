@@ -25,6 +25,7 @@ from gateway import cancellation
 from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
+from gateway.edge.limited import PacedSend, direction_of, enter
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
@@ -45,10 +46,14 @@ from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
+from gateway.policy.callers import CallerLimits, Callers, Direction, credential_label
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import S3Request, another_service, parse_request
+
+NOBODY = "none"
+"""The credential of requests whose signature does not hold."""
 
 NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
@@ -64,6 +69,9 @@ class CountedBody(RequestBody, Protocol):
     @property
     def received_bytes(self) -> int: ...
 
+    def pace(self, limits: CallerLimits) -> None:
+        """Read no more than there is room for."""
+
 
 class RequestRecord:
     """See the module. `body` is None until the head has told how long it is."""
@@ -72,6 +80,8 @@ class RequestRecord:
         "body",
         "cache",
         "context",
+        "credential",
+        "limits",
         "operation",
         "raw_path",
         "reason",
@@ -96,6 +106,9 @@ class RequestRecord:
         self.cache: str | None = None
         self.reason: MissReason | None = None
         self.context: RequestContext | None = None
+        self.credential = NOBODY
+        self.limits: CallerLimits | None = None
+        """Under which it holds a place."""
 
     @property
     def path(self) -> str:
@@ -132,6 +145,8 @@ class AsgiRequestBody:
         if self._length_bytes is None and "transfer-encoding" not in headers:
             self._length_bytes = 0
         self._complete = self._length_bytes == 0
+        self._limits: CallerLimits | None = None
+        self._has_begun = False
         self.received_bytes = 0
 
     @property
@@ -142,6 +157,11 @@ class AsgiRequestBody:
     def complete(self) -> bool:
         """Whether the whole body has been read; if not, the connection cannot carry another request."""
         return self._complete
+
+    def pace(self, limits: CallerLimits) -> None:
+        """Read no more than there is room for: not straight from the socket, which brings whatever there is."""
+        if limits.piece_bytes("write") is not None:
+            self._limits, self._receive_into = limits, self._read_into
 
     async def read(self) -> bytes:
         piece = await self._next()
@@ -159,12 +179,17 @@ class AsgiRequestBody:
 
     async def _next(self) -> bytes:
         while not self._complete:
+            if self._limits is not None and self._has_begun:  # a 100-continue is not kept back
+                await self._limits.pass_bytes("write", 0)
+            self._has_begun = True
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected("the client left before its request was complete")
             self._complete = not message.get("more_body", False)
             body: bytes = message.get("body", b"")
             if body:
+                if self._limits is not None:
+                    self._limits.charge("write", len(body))
                 return body
         return b""
 
@@ -195,13 +220,24 @@ _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
     """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
-    if RESPONSE not in extensions:
+    if RESPONSE not in extensions or _must_be_paced(reply, record):
         return None
     if isinstance(body, (bytes, memoryview)):
         return _response(reply, record, body)
     if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions:
         return _response(reply, record, body.span)
     return None
+
+
+def _must_be_paced(reply: Response, record: RequestRecord) -> bool:
+    """Whether a body is longer than what may pass without a look at the limits."""
+    piece_bytes = record.limits.piece_bytes("read") if record.limits is not None else None
+    if piece_bytes is None:
+        return False
+    body = reply.body
+    if isinstance(body, PinnedFileSpan):
+        return body.span.count > piece_bytes
+    return not isinstance(body, (bytes, memoryview)) or len(body) > piece_bytes
 
 
 async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestRecord) -> None:
@@ -218,7 +254,10 @@ async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestR
         record.sent_bytes = len(body)
         return
     if isinstance(body, PinnedFileSpan):
-        await _send_span_through_memory(body.span, send)
+        if ZERO_COPY in extensions:
+            await _send_span(body.span, send, more_body=True)
+        else:
+            await _send_span_through_memory(body.span, send)
         record.sent_bytes = body.span.count
     else:
         await _send_stream(body, send, record, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
@@ -354,6 +393,7 @@ class S3App:
     instance_id: str
     observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
+    callers: Callers | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -382,6 +422,8 @@ class S3App:
             finally:
                 if whole is not None and not record.sent_bytes:
                     record.sent_bytes = whole.sent_bytes
+                    if record.limits is not None:
+                        record.limits.charge("read", record.sent_bytes)
                 if not reply.close_now():
                     await reply.aclose()
         except ClientDisconnected:
@@ -393,6 +435,8 @@ class S3App:
         finally:
             if record.waits:
                 self.observer.in_flight(-1)
+            if record.limits is not None:
+                record.limits.leave()
             self._report(record)
 
     async def _wait(self, record: RequestRecord, scope: Scope) -> None:
@@ -408,6 +452,7 @@ class S3App:
         self.observer.ended(
             record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
         )
+        self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
         if record.reason is not None:
             self.observer.missed(record.operation, record.slot, record.reason)
         if not self.log.is_enabled_for(logging.DEBUG):
@@ -428,6 +473,8 @@ class S3App:
     async def _stream(self, record: RequestRecord, reply: Response, scope: Scope, send: Send) -> None:
         if not record.waits:
             await self._wait(record, scope)
+        if record.limits is not None and (piece_bytes := record.limits.piece_bytes("read")) is not None:
+            send = PacedSend(send, record.limits, piece_bytes)
         await send_reply(reply, scope, send, record)
 
     async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Response], scope: Scope) -> Response:
@@ -474,7 +521,11 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
-        if LEARN in scope:
+        record.credential = credential_label(caller.access_key_id, self.authenticator.has_own_keys)
+        limits = None
+        if self.callers is not None:
+            limits = self.callers.find(record.credential, request.headers.get("user-agent", ""))
+        if limits is None and LEARN in scope:  # what is limited always goes the whole way
             scope[LEARN](request, caller)
         ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
         authorise(request, caller.grant, self.services.slots)
@@ -486,7 +537,23 @@ class S3App:
         )
         if TOLD in scope:
             context.told = scope[TOLD]
-        return perform(context)
+        if limits is None:
+            return perform(context)
+        body.pace(limits)
+        direction = direction_of(body.length_bytes)
+        if limits.enter_now(direction):
+            record.limits = limits
+            return perform(context)
+        return self._limited(record, context, limits, direction)
+
+    async def _limited(
+        self, record: RequestRecord, context: RequestContext, limits: CallerLimits, direction: Direction
+    ) -> Response:
+        """Wait for room, then go on as usual."""
+        await enter(limits, direction, context.request.headers)
+        record.limits = limits
+        answer = perform(context)
+        return answer if isinstance(answer, Response) else await answer
 
     def _caller(self, request: S3Request) -> Caller | Response:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""

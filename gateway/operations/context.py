@@ -71,6 +71,9 @@ class NoBody:
     async def receive(self, sink: Sink) -> None:
         return
 
+    def pace(self, _limits: object) -> None:
+        """There is nothing to pace."""
+
 
 NO_BODY = NoBody()
 

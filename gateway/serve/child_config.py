@@ -27,7 +27,7 @@ class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
     `bandwidth`: the descriptor, inherited by every process, of the memory in which they keep the ceilings; None: there
-    are none.
+    are none. `callers`: the same of the limits of callers.
     `closed`: why no process may touch the cache directory; None: they all use it.
     """
 
@@ -35,6 +35,7 @@ class ChildConfig:
     instance_id: str
     metrics_directory: Path
     bandwidth: int | None = None
+    callers: int | None = None
     closed: str | None = None
 
     @property
@@ -49,6 +50,7 @@ class ChildConfig:
             "metrics_directory": str(self.metrics_directory),
             "closed": self.closed,
             "bandwidth": self.bandwidth,
+            "callers": self.callers,
         }
         return orjson.dumps(document) + b"\n"
 
@@ -61,4 +63,5 @@ class ChildConfig:
             metrics_directory=Path(document["metrics_directory"]),
             closed=document["closed"],
             bandwidth=document["bandwidth"],
+            callers=document["callers"],
         )

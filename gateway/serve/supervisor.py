@@ -25,7 +25,7 @@ from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
-from gateway.metering import make_shared_bandwidth
+from gateway.metering import make_shared_bandwidth, make_shared_callers
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -84,7 +84,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     bandwidth = make_shared_bandwidth(settings, SystemClock())
     if bandwidth is not None:
         undo.callback(os.close, bandwidth)
-    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, bandwidth, closed)
+    callers = make_shared_callers(settings, SystemClock())
+    if callers is not None:
+        undo.callback(os.close, callers)
+    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, bandwidth, callers, closed)
     return ServerResources(config, s3, admin, lock, _first_state(config), shared)
 
 
@@ -153,7 +156,8 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
-        shared = tuple(one for one in (resources.lock, resources.config.bandwidth) if one is not None)
+        config = resources.config
+        shared = tuple(one for one in (resources.lock, config.bandwidth, config.callers) if one is not None)
         self._workers = [
             self._monitor(ChildSpec(name, s3, shared, child_module))
             for name in _worker_names(resources.config.settings)

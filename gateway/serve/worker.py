@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.app import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.prepared import PreparedRequests
+from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 
 
@@ -18,10 +21,13 @@ async def serve_s3(context: ChildContext) -> None:
         worker=context.number,
         instance_id=config.instance_id,
         bandwidth=config.bandwidth,
+        callers=config.callers,
         shared_directory=config.metrics_directory,
         closed=config.closed is not None,
     ) as app:
-        prepared = PreparedRequests(app.services, app.authenticator, app.base_domains, app.observer, app.log)
+        prepared = PreparedRequests(
+            app.services, app.authenticator, app.base_domains, app.observer, app.log, app.callers
+        )
         server = S3Server(
             app,
             sockets=context.listeners,
@@ -29,11 +35,27 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
         )
+        tending = asyncio.create_task(_tend(app.callers, context.stop), name="limits of callers")
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
             await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             prepared.close()
+            tending.cancel()
+            await asyncio.gather(tending, return_exceptions=True)
+
+
+async def _tend(callers: Callers | None, stop: asyncio.Event) -> None:
+    """Tell the other workers that this one turns; nobody waits for room any more when it is told to stop."""
+    if callers is None:
+        return
+    beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
+    try:
+        await stop.wait()
+        callers.close()
+        await beating
+    finally:
+        beating.cancel()
 
 
 def _limits(server: ServerSettings) -> ServerLimits:

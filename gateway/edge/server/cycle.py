@@ -12,6 +12,7 @@ Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
 - `RESPONSE`, a message with a whole `EncodedResponse`, or with its head; a second one is sent in place of the first as
   long as nothing of that is out, else RuntimeError is raised;
 - `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
+  `WAITED` beside it: time has passed since they were;
 - `LENT`, a message with `bytes` that are a BorrowedBuffer: the connection takes as many as go out at once, and more
   follows;
 - `RECEIVE_INTO`, in the scope (request_body.py), and `forebay.authority` (connection.py).
@@ -104,6 +105,7 @@ Message = MutableMapping[str, Any]
 ZERO_COPY = "http.response.zerocopysend"
 RESPONSE = "forebay.response"
 SPAN = "forebay.span"
+WAITED = "forebay.waited"
 LENT = "forebay.lent_bytes"
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -340,7 +342,7 @@ class RequestCycle:
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
         elif kind == ZERO_COPY:
-            is_fresh, self._has_waited = not self._has_waited, False
+            is_fresh, self._has_waited = not (self._has_waited or message.get(WAITED)), False
             if self.connection.wire is None:
                 raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
             await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)

@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
@@ -33,10 +34,12 @@ from gateway.operations.prepared_reads import (
     PreparedRead,
     PreparedVerification,
     StrictRead,
+    TallyOf,
     is_plain,
     prepare_read,
 )
 from gateway.origin.client import ACCOUNT
+from gateway.policy.callers import Callers, credential_label
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
@@ -108,8 +111,10 @@ class PreparedRequests:
         base_domains: tuple[str, ...],
         observer: RequestMetrics,
         log: FilteringBoundLogger,
+        callers: Callers | None = None,
     ) -> None:
         self._services = services
+        self._callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
         self._observer = observer
@@ -127,8 +132,9 @@ class PreparedRequests:
         self._count = 0
         self._slices = bytearray(_ASKED_PLACES)
         """When something was asked for last for which there was no place. By its hash; 0: not that anybody knew."""
-        self._tallies: dict[tuple[Operation, str, str], HitTally] = {}
-        self._tally_of = self._tally  # one for all that are kept
+        self._tallies: dict[tuple[str, Operation, str, str], HitTally] = {}
+        self._tally_of: dict[str, TallyOf] = {}
+        """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
         self.latest: list[PreparedHead] = []
         """The kinds that were learned last, or used last by a connection that had not had them yet."""
@@ -157,8 +163,10 @@ class PreparedRequests:
         if known is None and not self._is_worth_it(place):
             return None
         key = self._authenticator.key_of(head, values)
-        if key is None or not (
-            values.raw_query in _QUERIES or (head.authorization is None and _is_only_signed(values))
+        if (
+            key is None
+            or (head.authorization is None and self._is_limited(key, head))
+            or not (values.raw_query in _QUERIES or (head.authorization is None and _is_only_signed(values)))
         ):
             return None
         if known is not None and known.read.is_pending():
@@ -267,6 +275,7 @@ class PreparedRequests:
         if tally.is_known:
             self._services.catalog.observer.looked_up(tally.slot, "hit")
         self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
+        self._observer.of_credential(tally.credential, 1, sent_bytes, 0)
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
@@ -305,11 +314,16 @@ class PreparedRequests:
         for tally in self._tallies.values():
             tally.lay()
 
-    def _tally(self, operation: Operation, slot: Slot, status: str) -> HitTally:
-        found = self._tallies.get((operation, slot.name, status))
+    def _tallies_of(self, access_key_id: str) -> TallyOf:
+        credential = credential_label(access_key_id, self._authenticator.has_own_keys)
+        return self._tally_of.setdefault(credential, partial(self._tally, credential))
+
+    def _tally(self, credential: str, operation: Operation, slot: Slot, status: str) -> HitTally:
+        found = self._tallies.get((credential, operation, slot.name, status))
         if found is None:
-            found = HitTally(operation, slot.name, status, is_known=slot.consistency != "strict")
-            self._tallies[operation, slot.name, status] = found
+            is_known = slot.consistency != "strict"
+            found = HitTally(operation, slot.name, status, is_known=is_known, credential=credential)
+            self._tallies[credential, operation, slot.name, status] = found
         return found
 
     def _is_worth_it(self, place: object) -> bool:
@@ -319,6 +333,13 @@ class PreparedRequests:
         asked = self._asked[number]
         self._asked[number] = asked + 1 if asked < _ASKED_AT_MOST else _ASKED_AGAIN
         return asked > 0 and asked & (asked - 1) == 0
+
+    def _is_limited(self, key: Key, head: PreparedHead) -> bool:
+        """Heads of callers that are limited are not learned. A presigned one may be anybody's."""
+        if self._callers is None:
+            return False
+        credential = credential_label(key.access_key_id, self._authenticator.has_own_keys)
+        return self._callers.find(credential, head.request.headers.get("user-agent", "")) is not None
 
     def _was_worth_it(self, place: object) -> None:
         """What was prepared has been an answer: it is so the next time, too."""
@@ -370,7 +391,7 @@ class PreparedRequests:
             authorise(request, key.grant, services.slots)
         except S3Error:
             return None
-        read = prepare_read(services, request, self._tally_of)
+        read = prepare_read(services, request, self._tallies_of(key.access_key_id))
         return _Known(key.grant, read) if read is not None else None
 
 

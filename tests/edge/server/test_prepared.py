@@ -865,7 +865,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 gateway.catalog._store,
                 both.clock,
                 known.grant,
-                kept._tally_of,
+                *kept._tally_of.values(),
                 prepared_reads._TOLD_EACH_TIME,
                 *SLOTS,
             ]

@@ -1,0 +1,85 @@
+"""A request of a caller that is limited: it waits for room before anything is done, and its bodies are paced.
+
+Nothing is held meanwhile but the connection and the request's head: no byte of a body is read. A client that has sent
+`Expect: 100-continue` begins to send after a second without an answer (botocore, Go): so such a request waits for half
+a second at most, then it has its 503 in place of the 100. Its body's first piece never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
+from gateway.objects import FileSpan
+from gateway.policy.callers import CallerLimits, Direction, Refused
+from gateway.s3.error_codes import s3_error
+
+EXPECTING_WAIT_SECONDS = 0.5
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def direction_of(body_length_bytes: int | None) -> Direction:
+    """Whose debt holds a request back: that of the bytes from the client where it sends a body."""
+    return "read" if body_length_bytes == 0 else "write"
+
+
+async def enter(limits: CallerLimits, direction: Direction, headers: Mapping[str, str]) -> None:
+    """Wait for room; S3Error SlowDown where there is none in time."""
+    wait_seconds = limits.wait_seconds
+    if "100-continue" in headers.get("expect", "").lower():
+        wait_seconds = min(wait_seconds, EXPECTING_WAIT_SECONDS)
+    try:
+        await limits.enter(direction, wait_seconds)
+    except Refused as refused:
+        raise s3_error(
+            "SlowDown",
+            f"Please reduce your request rate. {str(refused)[0].upper()}{str(refused)[1:]}.",
+            headers={"Retry-After": str(refused.retry_after_seconds)},
+        ) from None
+
+
+class PacedSend:
+    """Sends an answer's body in pieces, each when there is room for it."""
+
+    def __init__(self, send: Send, limits: CallerLimits, piece_bytes: int) -> None:
+        self._send = send
+        self._limits = limits
+        self._piece_bytes = piece_bytes
+
+    async def __call__(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == ZERO_COPY and isinstance(message.get(SPAN), FileSpan):
+            await self._send_span(message, message[SPAN])
+        elif kind == LENT:
+            await self._limits.pass_bytes("read", 0)
+            lent = message["bytes"]
+            await self._send(message)
+            self._limits.charge("read", lent.taken)
+        elif kind == "http.response.body" and message.get("body"):
+            await self._send_bytes(message, memoryview(message["body"]))
+        else:
+            await self._send(message)
+
+    async def _send_span(self, message: Message, span: FileSpan) -> None:
+        done = 0
+        while True:
+            count = min(self._piece_bytes, span.count - done)
+            has_waited = await self._limits.pass_bytes("read", count)
+            piece = replace(span, offset=span.offset + done, count=count)
+            done += count
+            more = message.get("more_body", False) or done < span.count
+            fields = {"offset": piece.offset, "count": count, SPAN: piece, WAITED: has_waited or done > count}
+            await self._send({**message, **fields, "more_body": more})
+            if done >= span.count:
+                return
+
+    async def _send_bytes(self, message: Message, body: memoryview) -> None:
+        for start in range(0, len(body), self._piece_bytes):
+            piece = body[start : start + self._piece_bytes]
+            await self._limits.pass_bytes("read", len(piece))
+            more = message.get("more_body", False) or start + len(piece) < len(body)
+            await self._send({**message, "body": piece, "more_body": more})

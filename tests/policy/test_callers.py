@@ -1,0 +1,345 @@
+"""Limits of callers, on a clock that stands still: processes are views of the same cells."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.callers import (
+    LOST_SECONDS,
+    OWN,
+    UNSIGNED,
+    WAITING_MAX,
+    CallerClass,
+    CallerLimits,
+    Callers,
+    CallersPlan,
+    Limits,
+    Refused,
+)
+from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
+from tests.support.manual_clock import ManualClock
+
+WAIT_SECONDS = 5.0
+
+
+class Counts:
+    """Everything that is told."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[tuple[str, str, str]] = Counter()
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
+        self.gauges: Counter[tuple[str, str, str]] = Counter()
+
+    def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
+        self.seconds[scope, name, limit] += seconds  # type: ignore[assignment]
+
+    def refused(self, scope: str, name: str, limit: str) -> None:
+        self.refusals[scope, name, limit] += 1
+
+    def waiting(self, scope: str, name: str, change: int) -> None:
+        self.gauges["waiting", scope, name] += change
+
+    def running(self, scope: str, name: str, change: int) -> None:
+        self.gauges["running", scope, name] += change
+
+
+class Node:
+    """Some processes, and a clock for all."""
+
+    def __init__(self, plan: CallersPlan, clock: ManualClock, descriptor: int, processes: int) -> None:
+        self.clock, self.counts = clock, Counts()
+        self._plan, self._descriptor, self._count = plan, descriptor, processes
+        self.processes = [self.begin(number) for number in range(processes)]
+        self.beats = [asyncio.create_task(one.beat()) for one in self.processes]
+
+    def begin(self, number: int) -> Callers:
+        """Another process with this number."""
+        cells = SharedCells.attach(self._descriptor, self._plan.rows, self._count, number)
+        return Callers(self._plan, self.clock, self.counts, cells)
+
+    def of(self, credential: str, process: int = 0, agent: str = "") -> CallerLimits:
+        found = self.processes[process].find(credential, agent)
+        assert found is not None
+        return found
+
+
+@contextmanager
+def memory(plan: CallersPlan, processes: int) -> Iterator[int]:
+    descriptor = make_shared_memory(plan.rows, processes, 0.0)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def play(plan: CallersPlan, scene: Callable[[Node], Awaitable[None]], processes: int = 1) -> None:
+    async def main(descriptor: int) -> None:
+        node = Node(plan, ManualClock(), descriptor, processes)
+        await node.clock.advance(1.0)
+        try:
+            await scene(node)
+        finally:
+            for one in node.beats:
+                one.cancel()
+
+    with memory(plan, processes) as descriptor:
+        asyncio.run(main(descriptor))
+
+
+def one_class(limits: Limits, *credentials: str) -> CallersPlan:
+    return CallersPlan([(one, Limits()) for one in credentials], [CallerClass("all", limits)], WAIT_SECONDS)
+
+
+def alone(limits: Limits) -> CallersPlan:
+    return CallersPlan([("a", limits)], [], WAIT_SECONDS)
+
+
+def test_who_is_not_limited_has_no_limits() -> None:
+    plan = CallersPlan([("a", Limits()), ("b", Limits(1))], [CallerClass("jobs", Limits(2), app="job")], 5)
+    callers = Callers(plan, ManualClock(), Counts())
+    assert callers.find("a", "Boto3/1 app/other") is None
+    assert callers.find("a", "x/app app/jobs") is None
+    assert callers.find("a", "Boto3/1.4 ua/2.0 os/linux#6.8 app/job") is not None
+    of_both = callers.find("b", "app/job")
+    assert of_both is not None
+    assert [one.scope for one, _ in of_both.accounts] == ["credential", "class"]
+    assert callers.find(UNSIGNED, "app/job") is not None
+    assert CallersPlan([("a", Limits())], [CallerClass("x", Limits())], 5).rows == 0
+
+
+def test_products_and_the_class_of_all_others() -> None:
+    classes = [CallerClass("copies", Limits(1), product="rclone"), CallerClass("rest", Limits(2))]
+    callers = Callers(CallersPlan([], classes, 5), ManualClock(), Counts())
+    for agent, name in (("rclone/v1.70", "copies"), ("aws-sdk-go/1.4 (go1.2; linux)", "rest"), ("", "rest")):
+        found = callers.find(OWN, agent)
+        assert found is not None
+        assert found.accounts[0][0].name == name
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rate=st.floats(0.5, 200), processes=st.integers(1, 3), pauses=st.lists(st.floats(0, 0.5), min_size=3, max_size=40)
+)
+def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, processes: int, pauses: list[float]) -> None:
+    async def scene(node: Node) -> None:
+        passed: list[float] = []
+
+        async def ask(process: int) -> None:
+            limits = node.of("a", process)
+            try:
+                await limits.enter("read")
+            except Refused:
+                return
+            passed.append(node.clock.monotonic())
+            limits.leave()
+
+        asked = []
+        for number, pause in enumerate(pauses):
+            asked.append(asyncio.create_task(ask(number % processes)))
+            await node.clock.advance(pause)
+        for _ in range(int(WAIT_SECONDS * 20) + 5):
+            await node.clock.advance(0.06)
+        assert all(one.done() for one in asked)
+        for first, start in enumerate(passed):
+            for last, end in enumerate(passed[first:], first):
+                assert last - first + 1 <= rate * (end - start + BURST_SECONDS) + processes + 1e-6
+
+    play(alone(Limits(requests_per_second=rate)), scene, processes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    most=st.integers(1, 5),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 0.3)), min_size=5, max_size=40),
+)
+def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[tuple[int, int, float]]) -> None:
+    """Three processes and credentials; some leave while they wait."""
+
+    async def scene(node: Node) -> None:
+        running, tasks = 0, list[asyncio.Task[None]]()
+
+        async def request(credential: str, process: int, seconds: float) -> None:
+            nonlocal running
+            limits = node.of(credential, process)
+            try:
+                await limits.enter("read")
+            except Refused:
+                return
+            running += 1
+            assert running <= most
+            try:
+                await node.clock.sleep(seconds)
+            finally:
+                running -= 1
+                limits.leave()
+
+        for number, (credential, process, seconds) in enumerate(steps):
+            tasks.append(asyncio.create_task(request("abc"[credential], process, seconds)))
+            await node.clock.advance(seconds / 4)
+            if number % 4 == 3:
+                tasks[number // 2].cancel()
+        for _ in range(300):
+            await node.clock.advance(0.05)
+        assert all(one.done() for one in tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not any(isinstance(one.exception(), AssertionError) for one in tasks if not one.cancelled())
+        assert not any(node.counts.gauges.values())
+        for process in range(3):
+            assert node.of("a", process).enter_now("read")
+            node.of("a", process).leave()
+
+    play(one_class(Limits(most), "a", "b", "c"), scene, 3)
+
+
+@pytest.mark.parametrize("limits", [Limits(2), Limits(requests_per_second=20)], ids=["concurrency", "rate"])
+@pytest.mark.parametrize("process", [0, 1])
+def test_one_with_a_thousand_waiting_does_not_keep_another_with_one(limits: Limits, process: int) -> None:
+    """In the same process, and in another one."""
+
+    async def scene(node: Node) -> None:
+        async def request(credential: str, process: int) -> float:
+            of, began = node.of(credential, process), node.clock.monotonic()
+            await of.enter("read")
+            waited = node.clock.monotonic() - began
+            await node.clock.sleep(0.1)
+            of.leave()
+            return waited
+
+        crowd = [asyncio.create_task(request("a", 0)) for _ in range(1000)]
+        await node.clock.advance(0.5)
+        waits = []
+        for _ in range(5):
+            single = asyncio.create_task(request("b", process))
+            for _ in range(30):
+                await node.clock.advance(0.02)
+            waits.append(single.result())
+        assert max(waits) < 0.3, waits
+        for one in crowd:
+            one.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+
+    play(one_class(limits, "a", "b"), scene, 2)
+
+
+def test_waits_and_queues_are_bounded() -> None:
+    async def scene(node: Node) -> None:
+        of = node.of("a")
+        assert of.enter_now("read")
+        tasks = [asyncio.create_task(of.enter("read")) for _ in range(WAITING_MAX)]
+        await node.clock.advance(0.1)
+        with pytest.raises(Refused):
+            await of.enter("read")
+        assert node.counts.gauges["waiting", "credential", "a"] == WAITING_MAX
+        await node.clock.advance(WAIT_SECONDS)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, Refused) and one.limit == "concurrency" for one in outcomes)
+        assert node.counts.gauges["waiting", "credential", "a"] == 0
+
+    play(alone(Limits(1)), scene)
+
+
+def test_a_process_that_is_to_end_lets_nobody_wait() -> None:
+    async def scene(node: Node) -> None:
+        of = node.of("a")
+        assert of.enter_now("read")
+        waiting = asyncio.create_task(of.enter("read"))
+        await node.clock.advance(0.1)
+        node.processes[0].close()
+        with pytest.raises(Refused):
+            await waiting
+        with pytest.raises(Refused):
+            await of.enter("read")
+
+    play(alone(Limits(1)), scene)
+
+
+def test_what_a_stopped_process_holds_is_free_after_a_second_and_what_a_dead_one_held_too() -> None:
+    async def scene(node: Node) -> None:
+        assert node.of("a", 1).enter_now("read")
+        node.beats[1].cancel()
+        assert not node.of("a", 0).enter_now("read")
+        await node.clock.advance(LOST_SECONDS + 0.3)
+        assert node.of("a", 0).enter_now("read")
+        node.of("a", 0).leave()
+        node.processes[1] = node.begin(1)  # in the place of the dead one
+        node.beats[1] = asyncio.create_task(node.processes[1].beat())
+        await node.clock.advance(0.5)
+        assert node.of("a", 1).enter_now("read")
+        assert not node.of("a", 0).enter_now("read")
+
+    play(alone(Limits(1)), scene, 2)
+
+
+def test_who_waits_in_a_stopped_process_holds_nobody_up() -> None:
+    async def scene(node: Node) -> None:
+        holder = node.of("a", 0)
+        assert holder.enter_now("read")
+        waiting = asyncio.create_task(node.of("b", 1).enter("read"))
+        await node.clock.advance(0.05)
+        for gate in node.processes[1]._gates:  # it is stopped: it looks no more
+            if gate._looking is not None:
+                gate._looking.cancel()
+        holder.leave()
+        behind = asyncio.create_task(node.of("a", 0).enter("read"))
+        await node.clock.advance(0.2)
+        assert behind.done()
+        waiting.cancel()
+
+    play(one_class(Limits(1), "a", "b"), scene, 2)
+
+
+def test_bytes_pass_at_the_rate_and_by_turns() -> None:
+    """Ten bodies of one credential, and one of another: each credential has half."""
+
+    async def scene(node: Node) -> None:
+        passed: Counter[str] = Counter()
+
+        async def body(credential: str) -> None:
+            of = node.of(credential)
+            while True:
+                await of.pass_bytes("read", 65536)
+                passed[credential] += 65536
+
+        tasks = [asyncio.create_task(body(one)) for one in "aaaaaaaaaab"]
+        for _ in range(500):
+            await node.clock.advance(0.02)
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert passed.total() == pytest.approx(10e6, rel=0.05)
+        assert passed["b"] == pytest.approx(passed["a"], rel=0.05)
+
+    play(one_class(Limits(read_bytes_per_second=1e6), "a", "b"), scene)
+
+
+def test_the_debt_of_small_answers_holds_back_what_comes_next() -> None:
+    async def scene(node: Node) -> None:
+        of = node.of("a")
+        assert of.enter_now("read")
+        of.charge("read", 2_000_000)
+        of.leave()
+        assert not of.enter_now("read")
+        assert of.enter_now("write")
+        of.leave()
+        waiting = asyncio.create_task(of.enter("read"))
+        await node.clock.advance(1.8)
+        assert not waiting.done()
+        await node.clock.advance(0.3)
+        assert waiting.done()
+
+    play(alone(Limits(read_bytes_per_second=1e6)), scene)
+
+
+def test_memory_of_another_configuration_is_refused() -> None:
+    plan = alone(Limits(1))
+    with memory(plan, 1) as descriptor, pytest.raises(ValueError, match="another version"):
+        SharedCells(mmap.mmap(descriptor, 0), plan.rows + 1, 1, 0)
