@@ -3,7 +3,7 @@
 A credential and a class of callers have an account each, where anything limits them; a request has to pass both. An
 account has up to three gates: requests, bytes to the client ("read"), bytes from it ("write"). Who finds no room at a
 gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each credential is a flow.
-A flow's turns are start tags (start-time fair queueing): the one that has passed least since anybody waited is next, and
+A flow has start tags (start-time fair queueing): the one that has passed least since anybody waited is next, and
 who comes back begins with the least of those that wait, so nobody saves up turns. Of one flow the request passes
 that has waited longest, in whichever process.
 
