@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import S3Error
+from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (
     EVERYTHING,
     Grant,
@@ -155,7 +156,7 @@ class Caller:
     authorization: Authorization | None = None
 
 
-ANONYMOUS = Caller("anonymous", EVERYTHING, anonymous=True)
+ANONYMOUS = Caller(UNSIGNED, EVERYTHING, anonymous=True)
 
 
 class Authenticator:
@@ -165,11 +166,14 @@ class Authenticator:
         self, keyring: Keyring, clock: Clock, *, allow_unsigned: bool = False, allow_signature_v2: bool = True
     ) -> None:
         self._keyring = keyring
-        self.has_own_keys = isinstance(keyring, OriginKeyring)
-        """Callers sign with the gateway's own key pair: there are no [[credentials]]."""
+        self._has_own_keys = isinstance(keyring, OriginKeyring)
         self._clock = clock
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2
+
+    def credential_of(self, access_key_id: str) -> str:
+        """What a caller is called in metrics and limits: the gateway's own keys change, and are one credential."""
+        return OWN if self._has_own_keys and access_key_id != UNSIGNED else access_key_id
 
     def authenticate(self, request: S3Request) -> Caller:
         """The caller of a request whose signature holds; raises S3Error otherwise."""

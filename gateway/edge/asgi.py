@@ -46,7 +46,7 @@ from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import CallerLimits, Callers, Direction, credential_label
+from gateway.policy.callers import CallerLimits, Callers, Direction
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
@@ -521,7 +521,7 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
-        record.credential = credential_label(caller.access_key_id, self.authenticator.has_own_keys)
+        record.credential = self.authenticator.credential_of(caller.access_key_id)
         limits = None
         if self.callers is not None:
             limits = self.callers.find(record.credential, request.headers.get("user-agent", ""))

@@ -553,11 +553,6 @@ class Callers:
             gate.close()
 
 
-def credential_label(access_key_id: str, is_own: bool) -> str:
-    """What a credential is called in metrics and accounts: the gateway's own keys change, and are one credential."""
-    return OWN if is_own and access_key_id != UNSIGNED else access_key_id
-
-
 def _gates_of(limits: Limits) -> Iterable[tuple[float | None, int | None]]:
     yield limits.requests_per_second, limits.concurrent_requests
     yield limits.read_bytes_per_second, None

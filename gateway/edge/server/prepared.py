@@ -39,7 +39,7 @@ from gateway.operations.prepared_reads import (
     prepare_read,
 )
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import Callers, credential_label
+from gateway.policy.callers import Callers
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
@@ -315,7 +315,7 @@ class PreparedRequests:
             tally.lay()
 
     def _tallies_of(self, access_key_id: str) -> TallyOf:
-        credential = credential_label(access_key_id, self._authenticator.has_own_keys)
+        credential = self._authenticator.credential_of(access_key_id)
         return self._tally_of.setdefault(credential, partial(self._tally, credential))
 
     def _tally(self, credential: str, operation: Operation, slot: Slot, status: str) -> HitTally:
@@ -338,7 +338,7 @@ class PreparedRequests:
         """Heads of callers that are limited are not learned. A presigned one may be anybody's."""
         if self._callers is None:
             return False
-        credential = credential_label(key.access_key_id, self._authenticator.has_own_keys)
+        credential = self._authenticator.credential_of(key.access_key_id)
         return self._callers.find(credential, head.request.headers.get("user-agent", "")) is not None
 
     def _was_worth_it(self, place: object) -> None:
