@@ -12,6 +12,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import jobs, snapshots, writeback
+from gateway.cli.callers import callers
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -44,6 +45,7 @@ app.add_typer(snapshots.app)
 app.command()(flush)
 app.command()(explain)
 app.command()(slots)
+app.command()(callers)
 app.add_typer(writeback.app)
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.answers import json_answer
+from gateway.control.callers import CallersApi
 from gateway.control.disk import disk_document
 from gateway.control.events import EventsApi
 from gateway.control.explain import ExplainApi
@@ -61,6 +62,7 @@ def control_app(
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
+            Route("/api/v1/callers", guard(CallersApi(settings, metrics_directory).list)),
             Route("/api/v1/slots", guard(SlotsApi(settings, metrics_directory, lent.writeback).list)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),

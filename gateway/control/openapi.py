@@ -234,6 +234,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/events": _events(),
             "/api/v1/explain": _explain(),
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
+            "/api/v1/callers": _get("Callers, and what binds them.", "application/json", _CALLERS),
             "/api/v1/slots": _get("Slots, and what binds them.", "application/json", _SLOTS),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
@@ -313,6 +314,41 @@ _SLOTS = {
                             ]
                         },
                     },
+                },
+            },
+        },
+    },
+}
+
+
+def _by(names: tuple[str, ...], schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict.fromkeys(names, schema)}
+
+
+_BY_LIMIT = ("concurrency", "rate", "read", "write")
+_USED = ("requests", "sent_bytes", "received_bytes")
+_CALLERS = {
+    "type": "object",
+    "properties": {
+        "callers": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "scope": {"enum": ["credential", "class"]},
+                    "name": {"type": "string"},
+                    "limits": _by(
+                        ("max_concurrent_requests", "requests_per_second", "read_bandwidth", "write_bandwidth"),
+                        {"type": ["number", "null"]},
+                    ),
+                    "running": {"type": "integer", "description": "0 where nothing limits it"},
+                    "waiting": _COUNT,
+                    "throttled": _by(_BY_LIMIT, _COUNT),
+                    "waited_seconds": _by(_BY_LIMIT, {"type": "number"}),
+                    "refused": _by(_BY_LIMIT, _COUNT),
+                    "used": {**_by(_USED, _COUNT), "type": ["object", "null"]},
+                    "per_second": {**_by(_USED, {"type": "number"}), "type": ["object", "null"]},
+                    "binds": {"type": "array", "items": {"enum": list(_BY_LIMIT)}},
                 },
             },
         },

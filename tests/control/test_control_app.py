@@ -156,7 +156,7 @@ def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
     assert ask(tmp_path, path, token=TOKEN).status_code == 200
 
 
-ELSEWHERE = ("/explain", "/slots", "/jobs", "/pins", "/snapshots", "/indexes", "/flush", "/writeback")
+ELSEWHERE = ("/explain", "/callers", "/slots", "/jobs", "/pins", "/snapshots", "/indexes", "/flush", "/writeback")
 """These are held to their descriptions in tests of their own."""
 
 

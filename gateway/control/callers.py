@@ -1,0 +1,103 @@
+"""Limits of callers over the admin port: who, what they may take, what they take now, and which limit binds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import metrics
+from gateway.config import CallerLimitSettings, Settings
+from gateway.control.answers import json_answer
+from gateway.metric_kinds import by_labels
+
+LOOK_SECONDS = 1.0
+"""What binds is what somebody waited for in so long a time: an answer takes as long."""
+
+LIMITS = ("concurrency", "rate", "read", "write")
+
+
+class _Counts(NamedTuple):
+    """By scope, name and limit; by scope and name; by credential."""
+
+    at: float
+    waits: dict[tuple[str, ...], float]
+    seconds: dict[tuple[str, ...], float]
+    refused: dict[tuple[str, ...], float]
+    waiting: dict[tuple[str, ...], float]
+    running: dict[tuple[str, ...], float]
+    used: tuple[dict[tuple[str, ...], float], ...]
+
+
+def _counts(directory: Path) -> _Counts:
+    of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
+    waits, seconds, refused = by_labels(directory, ("scope", "name", "limit"), *of_limits)
+    waiting, running = by_labels(directory, ("scope", "name"), metrics.CALLER_WAITING, metrics.CALLER_RUNNING)
+    of_credentials = (metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES)
+    used = tuple(by_labels(directory, ("credential",), *of_credentials))
+    return _Counts(monotonic(), waits, seconds, refused, waiting, running, used)
+
+
+class CallersApi:
+    """The endpoint."""
+
+    def __init__(self, settings: Settings, metrics_directory: Path) -> None:
+        self._settings = settings
+        self._directory = metrics_directory
+
+    async def list(self, _request: Request) -> Response:
+        """Every credential and class that is configured, and who else has called."""
+        before = await asyncio.to_thread(_counts, self._directory)
+        await asyncio.sleep(LOOK_SECONDS)
+        now = await asyncio.to_thread(_counts, self._directory)
+        documents = [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
+        return json_answer({"callers": documents})
+
+    def _all(self, now: _Counts) -> Iterator[tuple[str, str, CallerLimitSettings]]:
+        for credential in self._settings.credentials:
+            yield "credential", credential.access_key_id, credential
+        known = {one.access_key_id for one in self._settings.credentials}
+        for (name,) in sorted(now.used[0]):
+            if name not in known:
+                yield "credential", name, CallerLimitSettings()
+        for one in self._settings.caller_classes:
+            yield "class", one.name, one
+
+
+def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> dict[str, Any]:
+    keys = {limit: (scope, name, limit) for limit in LIMITS}
+    started = {limit for limit, key in keys.items() if now.waits.get(key, 0) > before.waits.get(key, 0)}
+    refused = {limit for limit, key in keys.items() if now.refused.get(key, 0) > before.refused.get(key, 0)}
+    used = [counts.get((name,), 0.0) for counts in now.used]
+    per_second = [
+        max(0.0, count - earlier.get((name,), 0.0)) / max(1e-3, now.at - before.at)
+        for count, earlier in zip(used, before.used, strict=True)
+    ]
+    is_credential = scope == "credential"
+    return {
+        "scope": scope,
+        "name": name,
+        "limits": {
+            "max_concurrent_requests": limits.max_concurrent_requests,
+            "requests_per_second": limits.requests_per_second,
+            "read_bandwidth": limits.read_bandwidth_bytes_per_second,
+            "write_bandwidth": limits.write_bandwidth_bytes_per_second,
+        },
+        "running": int(now.running.get((scope, name), 0)),
+        "waiting": int(now.waiting.get((scope, name), 0)),
+        "throttled": {limit: int(now.waits.get(key, 0)) for limit, key in keys.items()},
+        "waited_seconds": {limit: round(now.seconds.get(key, 0.0), 3) for limit, key in keys.items()},
+        "refused": {limit: int(now.refused.get(key, 0)) for limit, key in keys.items()},
+        "used": _used(used, int) if is_credential else None,
+        "per_second": _used(per_second, lambda one: round(one, 1)) if is_credential else None,
+        "binds": sorted(started | refused),
+    }
+
+
+def _used(numbers: list[float], shown: Any) -> dict[str, Any]:
+    return {name: shown(one) for name, one in zip(("requests", "sent_bytes", "received_bytes"), numbers, strict=True)}
