@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.buffering import Bounding, Flushing, Surroundings, flushing, is_needed, opened_buffer
+from gateway.buffering import Bounding, Flushing, Surroundings, flushing, follow_slots, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
+from gateway.config.live import LiveSettings
 from gateway.counting import WorkerMetrics
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
@@ -30,7 +31,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import callers_of, origin_meter
+from gateway.metering import bandwidth_of, callers_of, ceilings_of, origin_meter, shares_of
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -41,6 +42,7 @@ from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials,
 from gateway.origin.traffic_meter import MeteredOrigin
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
+from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
 
 SNAPSHOTS = "snapshots"
@@ -52,7 +54,9 @@ SILENCE = "origin-silence"
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What every process of the gateway has."""
+    """What every process of the gateway has. `process` is its number."""
+
+    process: int
 
     clock: Clock
     metrics: WorkerMetrics
@@ -63,15 +67,15 @@ class _Node:
 
 @asynccontextmanager
 async def _node(
-    settings: Settings, process: int, *, instance_id: str, bandwidth: int | None, shared_directory: Path | None
+    live: LiveSettings, process: int, *, instance_id: str, shared_directory: Path | None
 ) -> AsyncIterator[_Node]:
-    clock = SystemClock()
+    settings, clock = live.now, SystemClock()
     metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
-        meter = origin_meter(settings, metrics, clock, process=process, shared=bandwidth)
+        meter = origin_meter(settings, metrics, clock, process=process, shared=live.bandwidth)
         s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
@@ -83,7 +87,18 @@ async def _node(
         )
         origin = MeteredOrigin(OwnKeyOrigin(s3_origin), meter)
         stack.push_async_callback(origin.aclose)
-        yield _Node(clock, metrics, credentials, origin, _slots(settings))
+        node = _Node(process, clock, metrics, credentials, origin, Slots(_slots(settings)))
+
+        async def follow() -> None:
+            node.slots.follow(_slots(live.now))
+            if isinstance(credentials, StaticCredentials):
+                credentials.follow(_pair(live.now))
+            if ceilings.differ(live):
+                meter.ceilings = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
+
+        ceilings = _CeilingsBefore(live)
+        stack.enter_context(live.following(follow))
+        yield node
 
 
 @asynccontextmanager
@@ -138,30 +153,29 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings,
+    live: LiveSettings,
     *,
     worker: int,
     instance_id: str,
-    bandwidth: int | None = None,
-    callers: int | None = None,
     shared_directory: Path | None = None,
     closed: bool = False,
 ) -> AsyncIterator[S3App]:
-    """The S3 port's application of worker slot `worker`, with everything behind it.
+    """The S3 port's application of worker slot `worker`, with everything behind it; it follows changes of settings.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    `bandwidth` is the memory in which all processes keep the ceilings, `callers` that of the limits of callers
-    (metering.py); in `shared_directory` lie files
-    that all of them have in memory (BlockSettings). `closed`: no worker touches the cache directory, and all is the
-    origin's. Otherwise StoreUnavailable when the disk under it fails.
+    In `shared_directory` lie files that all processes have in memory (BlockSettings). `closed`: no worker touches the
+    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
+    settings = live.now
     async with (
-        _node(
-            settings, worker, instance_id=instance_id, bandwidth=bandwidth, shared_directory=shared_directory
-        ) as node,
+        _node(live, worker, instance_id=instance_id, shared_directory=shared_directory) as node,
         _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
-        nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
+        AsyncExitStack() as stack,
     ):
+
+        async def buffer_if_needed() -> WritebackBuffer | None:
+            return await stack.enter_async_context(opened_buffer(live.now, worker, _bounding(node), blocks))
+
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
@@ -174,7 +188,6 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        snapshots, snapshot_store = await _snapshots(settings, node, closed=closed)
         services = AppContext(
             node.origin,
             catalog,
@@ -182,39 +195,43 @@ async def s3_application(
             blocks,
             node.slots,
             node.clock,
-            snapshots=snapshots,
-            writeback=buffer,
+            writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
         )
-        try:
-            yield S3App(
-                services,
-                authenticator,
-                tuple(settings.server.base_domains),
-                instance_id,
-                node.metrics.requests,
-                callers=callers_of(settings, node.metrics, node.clock, worker=worker, shared=callers),
-            )
-        finally:
-            await answers.close()
-            await snapshots.close()
-            if snapshot_store is not None:
-                snapshot_store.close()
+        stack.push_async_callback(answers.close)
+        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, node.metrics.snapshots)
+        stack.push_async_callback(snapshots.close)
+
+        async def follow_frozen() -> None:
+            if not closed:
+                await snapshots.follow(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
+
+        async def follow() -> None:
+            authenticator.follow(_keyring(live.now, node.credentials))
+            if not closed:
+                await blocks.follow_slots()
+                if services.writeback is None:
+                    services.writeback = await buffer_if_needed()
+                else:
+                    await follow_slots(services.writeback, node.slots, blocks)
+            services.buffer_closed = closed and is_needed(live.now)
+            await follow_frozen()
+
+        await follow_frozen()
+        stack.enter_context(live.following(follow))
+        yield S3App(
+            services,
+            authenticator,
+            tuple(settings.server.base_domains),
+            instance_id,
+            node.metrics.requests,
+            limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+        )
 
 
-async def _snapshots(settings: Settings, node: _Node, *, closed: bool) -> tuple[SnapshotRegistry, SnapshotStore | None]:
-    """What freezes slots. What cannot be opened does not keep the worker from starting."""
-    if closed or not node.slots.any_frozen:
-        return SnapshotRegistry.switched_off(), None
-    store = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
-    registry = SnapshotRegistry(store, node.slots, node.clock, node.metrics.snapshots)
-    await registry.refresh()
-    return registry, store
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Upkeep:
-    """What the background process does with the cache directory."""
+    """What the background process does with the cache directory. `is_outdated` is set when it is to be opened anew."""
 
     jobs: Jobs
     explainer: Explainer
@@ -224,6 +241,10 @@ class Upkeep:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
+    settle: Callable[[], Awaitable[None]]
+    """To be called when all processes keep to the settings of now: what lies on disk is brought in line with them."""
+
+    is_outdated: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def writeback(self) -> WritebackAdmin | NoWriteback:
@@ -233,20 +254,15 @@ class Upkeep:
 
 @asynccontextmanager
 async def upkeep(
-    settings: Settings, *, instance_id: str, bandwidth: int | None = None, shared_directory: Path | None = None
+    live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
 ) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts, and indexes are kept up.
+    """The background process's part: jobs go on while this lasts, indexes are kept up, and changes followed.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
+    settings = live.now
     async with (
-        _node(
-            settings,
-            BACKGROUND_PROCESS,
-            instance_id=instance_id,
-            bandwidth=bandwidth,
-            shared_directory=shared_directory,
-        ) as node,
+        _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
@@ -257,6 +273,34 @@ async def upkeep(
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
+        followed = [Slots(node.slots)]
+        """Those of which the listing index may know something still, the ones of now last."""
+
+        async def follow() -> None:
+            nonlocal indexes
+            await blocks.follow_slots()
+            if flusher is not None:
+                await follow_slots(flusher.buffer, node.slots, blocks)
+                flusher.follow_slots()
+            elif is_needed(live.now):
+                kept.is_outdated.set()
+            now = Slots(node.slots)
+            if _listed(followed[-1]) != _listed(now) or _index_plans(live.now, store.scratch) != plans():
+                await indexes.close()
+                indexes = kept.indexes = Indexes.open(
+                    tools, _index_plans(live.now, store.scratch), node.metrics.indexes
+                )
+            followed.append(now)
+
+        def plans() -> list[IndexPlan]:
+            return indexes.plans
+
+        async def settle() -> None:
+            before, followed[:] = list(followed), followed[-1:]
+            for slots in before:
+                await catalog.listing.trim(slots)
+            await blocks.move_between_slots()
+
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             service = SnapshotService(tools, jobs)
@@ -264,13 +308,36 @@ async def upkeep(
             log = FlushLogger(counters, node.clock)
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, around) as flusher:
-                yield Upkeep(
-                    jobs, Explainer(tools), events, indexes, blocks, _scrubber(settings, blocks), service, flusher
-                )
+                scrubber = _scrubber(settings, blocks)
+                kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
+                with live.following(follow):
+                    yield kept
         finally:
             await indexes.close()
             await jobs.close()
             snapshots.close()
+
+
+def _listed(slots: Slots) -> list[tuple[object, ...]]:
+    """What the listing index hangs on."""
+    return [
+        (one.name, one.prefix, one.consistency, one.metadata_ttl_seconds, one.stale_if_unreachable_seconds)
+        for one in slots
+    ]
+
+
+class _CeilingsBefore:
+    """Whether ceilings are others than when it was asked last."""
+
+    def __init__(self, live: LiveSettings) -> None:
+        self._known = self._of(live)
+
+    def differ(self, live: LiveSettings) -> bool:
+        before, self._known = self._known, self._of(live)
+        return before != self._known
+
+    def _of(self, live: LiveSettings) -> object:
+        return live.bandwidth, ceilings_of(live.now), shares_of(live.now)
 
 
 def _bounding(node: _Node) -> Bounding:
@@ -302,8 +369,15 @@ def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:
     origin = settings.origin
     if origin.access_key_id is None or origin.secret_access_key is None:
         return ChainCredentials(clock, profile=origin.profile)
+    return StaticCredentials(_pair(settings))
+
+
+def _pair(settings: Settings) -> KeyPair:
+    origin = settings.origin
+    if origin.access_key_id is None or origin.secret_access_key is None:
+        raise ValueError("there is no key pair in the settings")
     token = origin.session_token.get_secret_value() if origin.session_token else None
-    return StaticCredentials(KeyPair(origin.access_key_id, origin.secret_access_key.get_secret_value(), token))
+    return KeyPair(origin.access_key_id, origin.secret_access_key.get_secret_value(), token)
 
 
 def _origin_settings(settings: Settings) -> OriginSettings:
@@ -353,8 +427,8 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
     )
 
 
-def _slots(settings: Settings) -> Slots:
-    return Slots(
+def _slots(settings: Settings) -> list[Slot]:
+    return [
         Slot(
             slot.name,
             Prefix.parse(slot.prefix),
@@ -379,4 +453,4 @@ def _slots(settings: Settings) -> Slots:
             slot.upload_expiry_seconds,
         )
         for slot in settings.slots
-    )
+    ]

@@ -77,6 +77,13 @@ async def opened_buffer(
         await buffer.close()
 
 
+async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
+    """Slots were changed; BufferUnavailable."""
+    await buffer.follow(slots)
+    if isinstance(blocks, BlockCache) and any(slot.write == "back" for slot in slots):
+        blocks.keep_free(buffer.bounds.unused_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a flush reads from, and tells of what it has done."""
@@ -96,18 +103,27 @@ class Flushing:
     def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, around: Surroundings) -> None:
         publisher = CachePromoter(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
-        orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in around.slots}
-        tools = FlushDependencies(buffer.journal, requests, publisher, around.log, around.clock, orders)
+        self._slots = around.slots
+        self._orders = dict[str, SlotOrder]()
+        self._buffers = dict[str, int]()
+        self.follow_slots()
+        tools = FlushDependencies(buffer.journal, requests, publisher, around.log, around.clock, self._orders)
         self.buffer = buffer
         self._clock = around.clock
         self.reconciler = Reconciler(tools)
-        buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
         self.admin = WritebackAdmin(
-            queries, buffer.journal, self.reconciler, ConflictResolver(tools), buffers, around.clock
+            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, around.clock
         )
         self._log = around.log
-        self._monitor = PendingMonitor(queries, buffers, around.clock, around.counters)
+        self._monitor = PendingMonitor(queries, self._buffers, around.clock, around.counters)
         self._counters = around.counters
+
+    def follow_slots(self) -> None:
+        """They were changed. What is pending in one that is gone goes to the origin as before."""
+        for slot in self._slots:
+            self._orders[slot.name] = SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds)
+        self._buffers.clear()
+        self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.write == "back"})
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""

@@ -3,7 +3,9 @@ them with the others."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
@@ -25,23 +27,36 @@ def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
 
 
 def origin_meter(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: int | None = None
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: Path | None = None
 ) -> OriginMeter:
-    """The meter of process number `process`; `shared` is what `make_shared_bandwidth` made.
+    """The meter of process number `process`; `shared` is where what `make_shared_bandwidth` made can be opened.
 
     Without `shared` this process is the only one. StartupError where it is of another version or configuration.
     """
+    return OriginMeter(metrics, bandwidth_of(settings, clock, process=process, shared=shared))
+
+
+def bandwidth_of(settings: Settings, clock: Clock, *, process: int = 0, shared: Path | None = None) -> Bandwidth | None:
+    """The ceilings and shares as process number `process` keeps them; None where there are none. Else the same."""
     ceilings = ceilings_of(settings)
     if not ceilings:
-        return OriginMeter(metrics)
+        return None
     shares, cells = shares_of(settings), None
     if shared is not None:
         processes = _processes(settings)
         try:
-            cells = SharedCells.attach(shared, cells_for(ceilings, shares), processes, min(process, processes - 1))
-        except ValueError as error:
+            cells = _attached(shared, cells_for(ceilings, shares), processes, min(process, processes - 1))
+        except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
-    return OriginMeter(metrics, Bandwidth(ceilings, clock, cells, shares))
+    return Bandwidth(ceilings, clock, cells, shares)
+
+
+def _attached(shared: Path, rows: int, processes: int, process: int) -> SharedCells:
+    descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return SharedCells.attach(descriptor, rows, processes, process)
+    finally:
+        os.close(descriptor)
 
 
 def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
@@ -51,11 +66,12 @@ def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
 
 
 def callers_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: int | None = None
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: Path | None = None
 ) -> Callers | None:
     """What limits callers, as worker number `worker` keeps it; None: nothing does.
 
-    `shared` is what `make_shared_callers` made; without, this process is the only one. StartupError as `origin_meter`.
+    `shared` is where what `make_shared_callers` made can be opened; without, this process is the only one.
+    StartupError as `origin_meter`.
     """
     plan = callers_plan(settings)
     if not plan.rows:
@@ -63,8 +79,8 @@ def callers_of(
     cells = None
     if shared is not None:
         try:
-            cells = SharedCells.attach(shared, plan.rows, settings.server.workers, worker)
-        except ValueError as error:
+            cells = _attached(shared, plan.rows, settings.server.workers, worker)
+        except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
     return Callers(plan, clock, metrics.callers, cells)
 

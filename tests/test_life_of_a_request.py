@@ -17,6 +17,7 @@ import pytest
 from botocore.config import Config
 
 from gateway.app import s3_application
+from gateway.config.live import LiveSettings
 from tests.support.prepared_process import PreparedProcess
 from tests.support.serving import serving
 from tests.support.settings import load
@@ -113,7 +114,7 @@ async def a_world(tmp_path: Path) -> AsyncIterator[World]:
         try:
             settings = load(tmp_path, filled).settings
             async with (
-                s3_application(settings, worker=0, instance_id="0123456789abcdef") as app,
+                s3_application(LiveSettings(settings), worker=0, instance_id="0123456789abcdef") as app,
                 serving(app) as running,
             ):
                 gateway = f"http://127.0.0.1:{running.port}"

@@ -18,10 +18,11 @@ from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.index.eviction import capacity_of
 from gateway.blocks.index.index import Usage
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.maintenance.index_rebuild import rebuild
+from gateway.blocks.maintenance.index_rebuild import move_between_slots, rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
@@ -48,6 +49,7 @@ class BlockCache:
         self._writer = parts.writer
         self._watcher = parts.watcher
         self._opened = parts.opened
+        self._rebuilding = asyncio.Lock()
         self._maintenance = Maintenance(parts.tools)
         self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
@@ -257,8 +259,30 @@ class BlockCache:
 
     async def rebuild_index(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
-        await self._in_steps(self._rebuild_steps())
-        await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
+        async with self._rebuilding:
+            await self._in_steps(self._rebuild_steps())
+            await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
+
+    async def follow_slots(self) -> None:
+        """The slots of `BlockSettings` were changed: have this process keep to what they say now."""
+        tools, settings = self._tools, self._tools.settings
+        settings.follow_slots()
+        capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
+        tools.directory.configured_capacity = capacity
+        try:
+            await tools.threads.index_later(tools.directory.index.follow, capacity)
+        except StoreUnavailable as error:
+            tools.isolation.note(error)
+
+    async def move_between_slots(self) -> None:
+        """Once all processes keep to the slots of now: put each block on the account of the slot that it belongs to,
+        and evict, a little at a time, what is beyond a limit. One process does it for all."""
+        tools = self._tools
+        async with self._rebuilding:
+            await tools.threads.index_later(move_between_slots, tools.directory.index, tools.settings.slots)
+            await self._in_steps(self._rebuild_steps())
+        await self._in_steps(tools.directory.shrinking())
+        (await tools.threads.index_later(tools.directory.shrink)).tell(tools.observer)
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
         while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:

@@ -105,7 +105,9 @@ class BlockDirectory:
         self.on_unlink: Callable[[str], None] = _nobody_has_it_open
         """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
         self.reserve_of_others = Reserve(store.free_bytes, lambda: index.totals().reserved_bytes)
-        self._lowered = capacity
+        self._lowered = capacity, capacity
+        """What was configured, and what it was lowered to last."""
+
         self._now = now
         self._evicted_blocks: Counter[int] = Counter()
         self._evicted_bytes: Counter[int] = Counter()
@@ -117,9 +119,11 @@ class BlockDirectory:
         ceiling_bytes = self.index.ceiling_bytes(self._now())
         if ceiling_bytes is None or ceiling_bytes >= self.configured_capacity.total_bytes:
             return self.configured_capacity
-        if self._lowered.total_bytes != ceiling_bytes:
-            self._lowered = self.configured_capacity.lowered_to(ceiling_bytes)
-        return self._lowered
+        configured, lowered = self._lowered
+        if configured is not self.configured_capacity or lowered.total_bytes != ceiling_bytes:
+            configured = self.configured_capacity
+            self._lowered = configured, (lowered := configured.lowered_to(ceiling_bytes))
+        return lowered
 
     def begin(self, block: Block, slot: str, *, wanted: bool = False) -> tuple[FillFile, Evicted] | None:
         """Create a block's file, and make room for it on a slot's account.
@@ -217,10 +221,17 @@ class BlockDirectory:
 
     def shrink(self) -> Evicted:
         """Evict down to the capacity and each slot's limit."""
+        for _ in self.shrinking():
+            pass
+        return self._take_evicted()
+
+    def shrinking(self) -> Iterator[None]:
+        """The same a step at a time, so that others go on meanwhile; `shrink` at the end counts what has gone."""
         while True:
             step = self.index.shrink(self.capacity)
             if self._evict(step) or not step.evicted:
-                return self._take_evicted()
+                return
+            yield
 
     def give_back(self, bytes_min: int) -> Evicted:
         """Hold less, as somebody else fills the disk: one process decides it for all, now and then."""

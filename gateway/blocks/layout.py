@@ -553,12 +553,16 @@ class BlockSettings:
         size_max = self._kept_object_bytes_max.get(slot)
         return size_max is None or size_bytes <= size_max
 
-    def __post_init__(self) -> None:
+    def follow_slots(self) -> None:
+        """Slots were changed. What is read meanwhile in one that is gone keeps to its size of blocks."""
         for slot in self.slots:
+            self._kept_object_bytes_max.pop(slot.name, None)
             if slot.kept_object_bytes_max is not None:
                 self._kept_object_bytes_max[slot.name] = slot.kept_object_bytes_max
-            if slot.block_size_bytes is not None:
-                self._block_sizes[slot.name] = slot.block_size_bytes
+            self._block_sizes[slot.name] = slot.block_size_bytes or self.block_size_bytes
+
+    def __post_init__(self) -> None:
+        self.follow_slots()
         for size in (self.block_size_bytes, *self._block_sizes.values()):
             if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
                 raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")

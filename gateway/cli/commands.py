@@ -19,7 +19,6 @@ from gateway.cli.common import (
     JsonOption,
     admin_port,
     fail,
-    load,
     print_json,
     report_problems,
 )
@@ -29,6 +28,7 @@ from gateway.cli.slots import slots
 from gateway.cli.status import show_status
 from gateway.config import public_settings
 from gateway.config.loading import load_settings
+from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
 from gateway.errors import ConfigError, StartupError
 from gateway.logs import configure_logs
@@ -75,8 +75,13 @@ def serve(config: ConfigOption = None) -> None:
     from gateway.serve import supervisor
     from gateway.serve.banner import tell_what_is_served
     from gateway.serve.own_credentials import find_own_key
+    from gateway.serve.reloading import Reloader
 
-    loaded = load(config)
+    try:
+        loaded = load_with_overlay(config, os.environ)
+    except SettingsError as error:
+        report_problems(error, as_json=False)
+        raise typer.Exit(1) from None
     configure_logs(loaded.settings.logging.level, loaded.settings.logging.format, "supervisor")
     for warning in loaded.warnings:
         structlog.get_logger("forebay.config").warning(warning)
@@ -88,7 +93,9 @@ def serve(config: ConfigOption = None) -> None:
         )
     try:
         code = supervisor.serve(
-            loaded.settings, tell=lambda: tell_what_is_served(loaded.settings, key, loaded.warnings)
+            loaded.settings,
+            tell=lambda: tell_what_is_served(loaded.settings, key, loaded.warnings),
+            reloader=Reloader(config, dict(os.environ)),
         )
     except (StartupError, ConfigError) as error:
         fail(str(error))

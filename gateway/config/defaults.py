@@ -29,9 +29,9 @@ class DiskUsage(NamedTuple):
     free: int
 
 
-def complete(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """`settings` with no value omitted any more."""
-    cache = _cache(settings.cache, environment)
+def complete(settings: Settings, environment: Mapping[str, str], running: Settings | None = None) -> Settings:
+    """`settings` with no value omitted any more; the cache's capacity is that of `running` then."""
+    cache = _cache(settings.cache, environment, running)
     return settings.model_copy(
         update={
             "origin": _origin(settings.origin, environment),
@@ -78,10 +78,11 @@ def _aws(region: str) -> str:
     return f"https://s3.{region}.{suffix}"
 
 
-def _cache(cache: CacheSettings, environment: Mapping[str, str]) -> CacheSettings:
+def _cache(cache: CacheSettings, environment: Mapping[str, str], running: Settings | None) -> CacheSettings:
     directory = cache.directory if "directory" in cache.model_fields_set else _user_cache(environment)
     directory = directory.expanduser().absolute()
-    capacity_bytes = cache.capacity_bytes or _share_of_disk(directory, cache.block_size_bytes)
+    known = running.cache.capacity_bytes if running is not None and running.cache.directory == directory else 0
+    capacity_bytes = cache.capacity_bytes or known or _share_of_disk(directory, cache.block_size_bytes)
     return cache.model_copy(update={"directory": directory, "capacity_bytes": capacity_bytes})
 
 

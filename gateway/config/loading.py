@@ -31,14 +31,24 @@ class LoadedSettings:
     warnings: tuple[str, ...]
 
 
-def load_settings(path: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
-    """Read `path` (None: no file), let `environment` override it, check everything.
+def load_settings(
+    path: Path | None,
+    environment: Mapping[str, str],
+    *,
+    more_slots: Sequence[Mapping[str, object]] = (),
+    running: Settings | None = None,
+) -> LoadedSettings:
+    """Read `path` (None: no file), let `environment` override it, add `more_slots`, check everything.
 
+    What is omitted and depends on the machine is taken from `running`, where there is such, so that it stays the same.
     Raises SettingsError with all problems found.
     """
     document = read_document(path) if path is not None else {}
     warnings = merge_environment(document, environment)
-    settings = complete(_with_secrets(_validated(document)), environment)
+    if more_slots:
+        slots = document.get("slots", [])
+        document["slots"] = [*(slots if isinstance(slots, list) else [slots]), *map(dict, more_slots)]
+    settings = complete(_with_secrets(_validated(document)), environment, running)
     problems = check(settings, environment)
     if problems:
         raise SettingsError(problems)

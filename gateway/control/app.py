@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway import metric_kinds, metrics
 from gateway.config import Settings
+from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer
 from gateway.control.callers import CallersApi
 from gateway.control.disk import disk_document
@@ -25,6 +26,7 @@ from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
 from gateway.control.origin_check import OriginCheck, OriginFinding
 from gateway.control.page import render
+from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
 from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
@@ -35,18 +37,20 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def control_app(
-    settings: Settings,
+    live: LiveSettings,
     holder: StateHolder,
     metrics_directory: Path,
     lent: Holders | None = None,
     check: OriginCheck | None = None,
+    changes: SlotChanges | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     lent = lent or Holders()
-    control = _Control(settings, holder, metrics_directory, lent, check)
+    control = _Control(live, holder, metrics_directory, lent, check)
     work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
     pending = WritebackApi(lent.writeback)
-    guard = Guard(settings.admin)
+    guard = Guard(live)
+    slots = SlotsApi(live, metrics_directory, lent.writeback, changes)
     return Starlette(
         routes=[
             Route("/healthz", control.healthz),
@@ -62,8 +66,10 @@ def control_app(
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
-            Route("/api/v1/callers", guard(CallersApi(settings, metrics_directory).list)),
-            Route("/api/v1/slots", guard(SlotsApi(settings, metrics_directory, lent.writeback).list)),
+            Route("/api/v1/callers", guard(CallersApi(live, metrics_directory).list)),
+            Route("/api/v1/slots", guard(slots.list), methods=["GET"]),
+            Route("/api/v1/slots/{name}", guard(slots.put), methods=["PUT"]),
+            Route("/api/v1/slots/{name}", guard(slots.delete), methods=["DELETE"]),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
@@ -89,17 +95,21 @@ def control_app(
 class _Control:
     def __init__(
         self,
-        settings: Settings,
+        live: LiveSettings,
         holder: StateHolder,
         metrics_directory: Path,
         lent: Holders,
         check: OriginCheck | None,
     ) -> None:
-        self._settings = settings
+        self._live = live
         self._holder = holder
         self._lent = lent
         self._metrics_directory = metrics_directory
         self._check = check
+
+    @property
+    def _settings(self) -> Settings:
+        return self._live.now
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.config import CallerLimitSettings, Settings
+from gateway.config import CallerLimitSettings
+from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer
 from gateway.metric_kinds import by_labels
 
@@ -46,8 +47,8 @@ def _counts(directory: Path) -> _Counts:
 class CallersApi:
     """The endpoint."""
 
-    def __init__(self, settings: Settings, metrics_directory: Path) -> None:
-        self._settings = settings
+    def __init__(self, live: LiveSettings, metrics_directory: Path) -> None:
+        self._live = live
         self._directory = metrics_directory
 
     async def list(self, _request: Request) -> Response:
@@ -59,13 +60,14 @@ class CallersApi:
         return json_answer({"callers": documents})
 
     def _all(self, now: _Counts) -> Iterator[tuple[str, str, CallerLimitSettings]]:
-        for credential in self._settings.credentials:
+        settings = self._live.now
+        for credential in settings.credentials:
             yield "credential", credential.access_key_id, credential
-        known = {one.access_key_id for one in self._settings.credentials}
+        known = {one.access_key_id for one in settings.credentials}
         for (name,) in sorted(now.used[0]):
             if name not in known:
                 yield "credential", name, CallerLimitSettings()
-        for one in self._settings.caller_classes:
+        for one in settings.caller_classes:
             yield "class", one.name, one
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.config import AdminSettings
+from gateway.config.live import LiveSettings
 from gateway.control.answers import problem
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -24,10 +24,13 @@ class Guard:
     owner lets point here (DNS rebinding) would otherwise do with the gateway as it likes.
     """
 
-    def __init__(self, admin: AdminSettings) -> None:
-        self._token = admin.token.get_secret_value().encode() if admin.token is not None else None
-        self._host = admin.host
-        self._insecure = admin.insecure
+    def __init__(self, live: LiveSettings) -> None:
+        self._live = live
+
+    @property
+    def _token(self) -> bytes | None:
+        token = self._live.now.admin.token
+        return token.get_secret_value().encode() if token is not None else None
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
         async def guarded(request: Request) -> Response:
@@ -41,14 +44,16 @@ class Guard:
         return guarded
 
     def _allows(self, request: Request) -> bool:
-        if self._token is None:
+        token = self._token
+        if token is None:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), token)
 
     def _names_this_machine(self, request: Request) -> bool:
         host = request.url.hostname or ""
-        if self._token is not None or self._insecure or host in ("localhost", self._host):
+        admin = self._live.now.admin
+        if admin.token is not None or admin.insecure or host in ("localhost", admin.host):
             return True
         try:
             ipaddress.ip_address(host)

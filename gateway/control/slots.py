@@ -9,12 +9,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.config import Settings, SlotSettings
-from gateway.control.answers import json_answer
+from gateway.config import SlotSettings
+from gateway.config.live import LiveSettings
+from gateway.control.answers import json_answer, posted, problem
+from gateway.control.slot_changes import SlotChanges, SlotRefused
 from gateway.control.writeback import WritebackHolder
 from gateway.metric_kinds import by_labels
 from gateway.policy.slots import DEFAULT_SLOT
@@ -56,10 +59,42 @@ def _sample(directory: Path) -> _Sample:
 class SlotsApi:
     """The endpoint."""
 
-    def __init__(self, settings: Settings, metrics_directory: Path, writeback: WritebackHolder) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        live: LiveSettings,
+        metrics_directory: Path,
+        writeback: WritebackHolder,
+        changes: SlotChanges | None = None,
+    ) -> None:
+        self._live = live
         self._directory = metrics_directory
         self._writeback = writeback
+        self._changes = changes
+
+    async def put(self, request: Request) -> Response:
+        """Set a slot: the document has the keys of `[[slots]]`, without its name."""
+        try:
+            slot = orjson.loads(await posted(request))
+        except ValueError as error:
+            return problem(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}")
+        if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
+            return problem(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
+        if not isinstance(slot.get("prefix"), str):
+            return problem(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
+        return await self._make(request.path_params["name"], slot)
+
+    async def delete(self, request: Request) -> Response:
+        """Remove a slot that was set here. What it has on disk goes to the slots that its keys belong to then."""
+        return await self._make(request.path_params["name"], None)
+
+    async def _make(self, name: str, slot: dict[str, Any] | None) -> Response:
+        if self._changes is None:
+            return problem(503, "the gateway is starting")
+        try:
+            is_followed = await self._changes.make(name, slot)
+        except SlotRefused as refusal:
+            return problem(refusal.status, str(refusal))
+        return json_answer({"name": name, "in_force": is_followed}, 200 if is_followed else 202)
 
     async def list(self, _request: Request) -> Response:
         """Every slot, the built-in one last."""
@@ -69,8 +104,9 @@ class SlotsApi:
         held = await asyncio.to_thread(_held, self._directory)
         summary = await self._writeback.summary()
         pending = {one["slot"]: one for one in summary["slots"]} if summary is not None else {}
-        names = [slot.name for slot in self._settings.slots] + [DEFAULT_SLOT.name]
-        configured: Mapping[str, SlotSettings] = {slot.name: slot for slot in self._settings.slots}
+        settings = self._live.now
+        names = [slot.name for slot in settings.slots] + [DEFAULT_SLOT.name]
+        configured: Mapping[str, SlotSettings] = {slot.name: slot for slot in settings.slots}
         links = {direction: self._link(direction, names, configured, before, now) for direction in _DIRECTIONS}
         documents = [
             _document(name, configured.get(name), held, pending.get(name), links, before, now) for name in names
@@ -85,7 +121,7 @@ class SlotsApi:
         before: _Sample,
         now: _Sample,
     ) -> _Link:
-        origin = self._settings.origin
+        origin = self._live.now.origin
         capacity = origin.read_bandwidth_bytes_per_second
         if direction == "write":
             capacity = origin.write_bandwidth_bytes_per_second

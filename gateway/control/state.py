@@ -10,17 +10,23 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """One child. `process_id` is None while it is down; `restarts` counts since the start of the gateway."""
+    """One child. `process_id` is None while it is down; `restarts` counts since the start of the gateway; `generation`
+    is that of the settings which it keeps to."""
 
     name: str
     process_id: int | None
     ready: bool
     restarts: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """The gateway as a whole. `started_at` is in seconds since 1970, `closed` why there is no cache."""
+    """The gateway as a whole. `started_at` is in seconds since 1970, `closed` why there is no cache.
+
+    `generation` counts the changes of settings while it runs; `settings_problem` says why the last one was refused.
+    `answers` are the last changes that were asked for over the admin port, by their ids, with why they were refused.
+    """
 
     version: str
     instance_id: str
@@ -32,14 +38,24 @@ class GatewayState:
     draining: bool
     processes: tuple[ProcessState, ...]
     closed: str | None = None
+    generation: int = 0
+    settings_problem: str | None = None
+    answers: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def ready(self) -> bool:
         """Every worker answers, and none is being stopped."""
         return not self.draining and all(one.ready for one in self.processes if one.name.startswith("worker"))
 
+    @property
+    def is_followed(self) -> bool:
+        """All processes keep to the settings of now."""
+        return all(one.ready and one.generation == self.generation for one in self.processes)
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"ready": self.ready}
+        document = asdict(self) | {"ready": self.ready}
+        del document["answers"]
+        return document
 
     def to_line(self) -> bytes:
         return orjson.dumps(self) + b"\n"
@@ -48,7 +64,8 @@ class GatewayState:
     def from_line(cls, line: bytes) -> GatewayState:
         document = orjson.loads(line)
         processes = tuple(ProcessState(**one) for one in document.pop("processes"))
-        return cls(**document, processes=processes)
+        answers = tuple((asked, problem) for asked, problem in document.pop("answers"))
+        return cls(**document, processes=processes, answers=answers)
 
 
 class StateHolder:

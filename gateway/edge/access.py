@@ -171,6 +171,10 @@ class Authenticator:
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2
 
+    def follow(self, keyring: Keyring) -> None:
+        """Callers sign with these from now on."""
+        self._keyring = keyring
+
     def credential_of(self, access_key_id: str) -> str:
         """What a caller is called in metrics and limits: the gateway's own keys change, and are one credential."""
         return OWN if self._has_own_keys and access_key_id != UNSIGNED else access_key_id

@@ -380,11 +380,12 @@ def _bound_log() -> FilteringBoundLogger:
     return log
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class S3App:
     """The S3 port's ASGI application.
 
-    `instance_id` marks requests that this node sends to its origin: one that comes round is refused (508).
+    `instance_id` marks requests that this node sends to its origin: one that comes round is refused (508). `limits`
+    makes what limits callers by the settings of now, which is put into `callers`; None: nothing does.
     """
 
     services: AppContext
@@ -393,6 +394,7 @@ class S3App:
     instance_id: str
     observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
+    limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -40,7 +40,6 @@ class SnapshotService:
         self._jobs = jobs
         self._store = snapshots_of(tools)
         self._imports = 0
-        self._frozen = [slot for slot in tools.slots if slot.consistency == "snapshot"]
 
     async def all(self) -> list[dict[str, Any]]:
         """Every snapshot by name; `problem` says why one cannot be used, `slots` names those that it freezes."""
@@ -70,7 +69,7 @@ class SnapshotService:
                 "snapshot": slot.snapshot,
                 "problem": await asyncio.to_thread(self._problem, slot, whole=whole),
             }
-            for slot in self._frozen
+            for slot in self._frozen()
         ]
 
     async def warn(self) -> None:
@@ -78,6 +77,9 @@ class SnapshotService:
         for one in await self.slots(whole=True):
             if one["problem"] is not None:
                 _log.warning("a slot cannot be answered", slot=one["slot"], problem=one["problem"])
+
+    def _frozen(self) -> list[Slot]:
+        return [slot for slot in self._tools.slots if slot.consistency == "snapshot"]
 
     async def create(self, name: str, prefix: str) -> Job:
         """Begin to make one; SnapshotConflict, TooManyJobs, StoreUnavailable."""
@@ -181,7 +183,7 @@ class SnapshotService:
             snapshot.close()
 
     def _slots_of(self, name: str) -> list[str]:
-        return [slot.name for slot in self._frozen if slot.snapshot == name]
+        return [slot.name for slot in self._frozen() if slot.snapshot == name]
 
     def _problem(self, slot: Slot, *, whole: bool) -> str | None:
         try:

@@ -269,9 +269,10 @@ def _too_many() -> S3Error:
     return s3_error("SlowDown", "Too many request bodies are arriving at once. Please reduce your request rate.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class AppContext:
-    """The parts of one S3 worker, built once by the composition root."""
+    """The parts of one S3 worker, built by the composition root. `writeback` comes later where the first slot that
+    writes back does."""
 
     origin: Origin
     catalog: Catalog

@@ -152,16 +152,21 @@ class StaticCredentials:
     """A pair from the configuration."""
 
     def __init__(self, pair: KeyPair) -> None:
-        self._pair = pair
+        self._known: tuple[KeyPair, ...] = (pair,)
+
+    def follow(self, pair: KeyPair) -> None:
+        """It was changed; the one before is known still."""
+        if pair != self._known[0]:
+            self._known = (pair, self._known[0])
 
     async def start(self) -> None:
         return
 
     async def current(self) -> KeyPair:
-        return self._pair
+        return self._known[0]
 
     def known(self) -> tuple[KeyPair, ...]:
-        return (self._pair,)
+        return self._known
 
     async def aclose(self) -> None:
         return

@@ -82,40 +82,53 @@ class OriginMeter:
 
     def __init__(self, observer: OriginObserver, ceilings: Ceilings | None = None) -> None:
         self._observer = observer
-        self._ceilings = ceilings
+        self.ceilings = ceilings
+        """Replaced while bodies pass: their next pieces keep to the new ones."""
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         """What a body of `request`, or of its answer, passes."""
-        limiter = self._limiter(direction, request.slot)
-        return TrafficMeter(self._observer, direction, request.slot, request.purpose, limiter)
+        return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
         """A try is over. A body in memory that was sent once more is on the account once more."""
         self._observer.origin_attempt(attempt)
         if attempt.sent_again_bytes:
             self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
-            limiter = self._limiter("write", attempt.slot)
+            limiter = self.limiter("write", attempt.slot)
             if limiter is not None:
                 limiter.charge(attempt.sent_again_bytes)
 
-    def _limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
-        return self._ceilings.limiter(direction, slot) if self._ceilings is not None else None
+    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+        """Where a slot's bytes pass now; None: nothing limits them."""
+        return self.ceilings.limiter(direction, slot) if self.ceilings is not None else None
 
 
 class TrafficMeter:
     """Counts one body, and holds its pieces back."""
 
     def __init__(
-        self, observer: OriginObserver, direction: Direction, slot: str, purpose: Purpose, limiter: RateLimiter | None
+        self, of_all: OriginMeter, observer: OriginObserver, direction: Direction, slot: str, purpose: Purpose
     ) -> None:
+        self._of_all = of_all
         self._observer = observer
         self._direction: Direction = direction
         self._slot = slot
         self._purpose = purpose.value
-        self.limited = limiter is not None
-        self._limiter = limiter
+        self._ceilings = of_all.ceilings
+        self._limiter = of_all.limiter(direction, slot)
         self._ranks = RANKS[purpose]
         self._is_awaited = IS_AWAITED.get()
+
+    @property
+    def limited(self) -> bool:
+        """Whether pieces may have to wait."""
+        return self._now() is not None
+
+    def _now(self) -> RateLimiter | None:
+        if self._ceilings is not self._of_all.ceilings:
+            self._ceilings = self._of_all.ceilings
+            self._limiter = self._of_all.limiter(self._direction, self._slot)
+        return self._limiter
 
     def count(self, count: int) -> None:
         """A piece passes."""
@@ -123,16 +136,18 @@ class TrafficMeter:
 
     def passes(self, count: int) -> bool:
         """Whether a piece of `count` bytes passes without waiting; it is counted then."""
-        if self._limiter is not None and not self._limiter.passes(count, self._rank):
+        limiter = self._now()
+        if limiter is not None and not limiter.passes(count, self._rank):
             return False
         self.count(count)
         return True
 
     async def wait(self, count: int) -> None:
         """Until a piece of `count` bytes may pass."""
-        if self._limiter is None:
+        limiter = self._now()
+        if limiter is None:
             return
-        ceiling_seconds, link_seconds = await self._limiter.take(count, self._rank)
+        ceiling_seconds, link_seconds = await limiter.take(count, self._rank)
         if ceiling_seconds > 0:
             self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
         if link_seconds > 0:

@@ -162,6 +162,11 @@ class Gate:
     def waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    @property
+    def is_used(self) -> bool:
+        """A request of this process holds a place, or waits."""
+        return bool(self._queues) or self._running[self._own] > 0
+
     def held(self, now: float) -> int:
         """The requests of all processes that turn."""
         lost = now - LOST_SECONDS
@@ -539,6 +544,11 @@ class Callers:
             if (one.app is not None and one.app in apps) or (one.product is not None and one.product in products):
                 return one.name
         return next((one.name for one in self._classes if one.app is None and one.product is None), None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is under these limits, or waits to be, in this process."""
+        return not any(gate.is_used for gate in self._gates)
 
     async def beat(self) -> None:
         """Tell the others that this process turns, for ever."""

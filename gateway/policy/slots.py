@@ -161,9 +161,14 @@ class Slots:
     """All slots of this node, with `default` behind them.
 
     Keys under `s3://train/imagenet/` belong to the slot of that prefix even when another slot has `s3://train/`.
+    Whoever holds this sees what is changed while the gateway runs; a `Slot` found before stays as it was.
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        self.follow(slots)
+
+    def follow(self, slots: Iterable[Slot]) -> None:
+        """These are all from now on. Event loop only."""
         self._all = tuple(slots)
         self._by_prefix = PrefixMap((slot.prefix, slot) for slot in self._all)
         self._of_bucket: dict[str, list[Slot]] = {}

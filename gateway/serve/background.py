@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import structlog
 import uvicorn
@@ -14,6 +15,7 @@ from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.origin_check import OriginCheck
 from gateway.control.scrub import ScrubHolder
+from gateway.control.slot_changes import SlotChanges
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
 from gateway.serve.child_config import ChildConfig
@@ -21,7 +23,8 @@ from gateway.serve.child_context import ChildContext
 from gateway.serve.full_disk import use_reserve_when_full
 
 _GRACE_SECONDS = 5
-_PAUSE_SECONDS = 30
+_PAUSE_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
 _OPENING_SECONDS_MAX = 5.0
 """A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
 
@@ -62,7 +65,7 @@ async def _serve(context: ChildContext, check: OriginCheck) -> None:
     config = context.config
     lent = Holders(scrub=ScrubHolder(config.settings.cache.scrub_period_seconds))
     tried = asyncio.Event()
-    keeping_up = asyncio.create_task(_keep_up(config, lent, tried), name="upkeep")
+    keeping_up = asyncio.create_task(_keep_up(context, lent, tried), name="upkeep")
     try:
         await _serve_admin(context, lent, tried, check)
     finally:
@@ -72,7 +75,8 @@ async def _serve(context: ChildContext, check: OriginCheck) -> None:
 
 async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginCheck) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
-    app = control_app(context.config.settings, CURRENT, context.config.metrics_directory, lent, check)
+    changes = SlotChanges(context.tell, CURRENT)
+    app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes)
     server = _Server(
         uvicorn.Config(
             app,
@@ -96,25 +100,29 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
     await serving
 
 
-async def _keep_up(config: ChildConfig, lent: Holders, tried: asyncio.Event) -> None:
+async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -> None:
     """Flush what is pending, survey the blocks where that is needed, scrub them, keep up indexes, and do jobs.
 
     What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
     """
-    told = ""
+    config, told = context.config, ""
     while True:
+        pause_seconds = _PAUSE_SECONDS
         await _while_closed(config, tried)
         await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
             async with upkeep(
-                config.settings,
-                instance_id=config.instance_id,
-                bandwidth=config.bandwidth,
-                shared_directory=config.metrics_directory,
+                context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
-                _lend(lent, kept)
-                tried.set()
-                await _work(kept, lent)
+
+                async def follow(kept: Upkeep = kept) -> None:
+                    lent.indexes.follow(kept.indexes)
+
+                with context.live.following(follow):
+                    _lend(lent, kept)
+                    tried.set()
+                    await _work(kept, lent)
+                pause_seconds = 0.0
         except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
@@ -123,16 +131,20 @@ async def _keep_up(config: ChildConfig, lent: Holders, tried: asyncio.Event) -> 
         finally:
             tried.set()
             _take_back(lent)
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(pause_seconds)
 
 
 async def _work(kept: Upkeep, lent: Holders) -> None:
-    """For ever, or until something fails."""
-    tasks = [asyncio.create_task(_care(kept, lent), name="care")]
+    """Until it is to be opened anew, or something fails."""
+    outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
+    tasks: list[asyncio.Task[Any]] = [outdated]
+    tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]
     if kept.flushing is not None:
         tasks.append(asyncio.create_task(kept.flushing.run(), name="flushing"))
     try:
-        await asyncio.gather(*tasks)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
         for task in tasks:
             task.cancel()
@@ -144,6 +156,17 @@ async def _care(kept: Upkeep, lent: Holders) -> None:
     await kept.blocks.rebuild_index()
     lent.scrub.follow(kept.scrubber)
     await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
+
+
+async def _settle(kept: Upkeep) -> None:
+    """Whenever all processes keep to changed settings, bring in line with them what lies on disk."""
+    settled = -1
+    while True:
+        state = CURRENT.state
+        if state is not None and state.is_followed and state.generation != settled:
+            await kept.settle()
+            settled = state.generation
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _lend(lent: Holders, kept: Upkeep) -> None:

@@ -2,8 +2,9 @@
 
     argv: NAME REPORT_DESCRIPTOR LISTENER_DESCRIPTOR...
 
-NAME is `worker0`, `worker1`, … or `background`. The child writes one line to its report descriptor: `ready`,
-`failed` and the reason, or `unusable` and why the disk under the cache directory fails.
+NAME is `worker0`, `worker1`, … or `background`. The child writes lines to its report descriptor: first `ready`,
+`failed` and the reason, or `unusable` and why the disk under the cache directory fails; then, after each change of its
+configuration, `follows` and its generation, or `behind` and why it cannot; and what its work has to say.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+import orjson
 import structlog
 
 from gateway import metric_kinds
+from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
 from gateway.logs import configure_logs
@@ -37,11 +41,11 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     lines = parent_death_pipe.lines()
     config = ChildConfig.from_line(next(lines))
     configure_logs(config.settings.logging.level, config.settings.logging.format, name)
-    obey = _states() if name == BACKGROUND else _ignore
-    parent_death_pipe.hold(lines, obey)
+    changes = _Changes(config, _states() if name == BACKGROUND else _ignore)
+    parent_death_pipe.hold(lines, changes.take)
     try:
         _count_into(config, name)
-        asyncio.run(_run(name, config, listeners, report, work or _work_of(name)))
+        asyncio.run(_run(name, config, listeners, report, work or _work_of(name), changes))
     except StoreUnavailable as error:
         refusal = refusal_when_full(config.settings.cache.directory, error)
         _report(report, f"unusable {error}" if refusal is None else f"failed {refusal}")
@@ -54,6 +58,45 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
 
 def _ignore(_line: bytes) -> None:
     """Workers are told nothing more than their configuration."""
+
+
+class _Changes:
+    """What the supervisor says while the process runs: written by one thread, read by the event loop."""
+
+    def __init__(self, config: ChildConfig, states: Callable[[bytes], None]) -> None:
+        self._states = states
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._come = asyncio.Event()
+        self._latest = config
+
+    def take(self, line: bytes) -> None:
+        """A line that has come; any thread."""
+        document = orjson.loads(line)
+        if "settings" not in document:
+            self._states(line)
+            return
+        self._latest = ChildConfig.from_document(document)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and the process is about to
+                self._loop.call_soon_threadsafe(self._come.set)
+
+    async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], None]) -> None:
+        """For ever, keep to the last configuration that has come. What cannot be kept to is for the next process."""
+        self._loop, generation = asyncio.get_running_loop(), config.generation
+        while True:
+            latest = self._latest
+            if latest.generation != generation:
+                generation = latest.generation
+                try:
+                    await live.change(latest.settings, latest.bandwidth, latest.callers)
+                except Exception as error:  # noqa: BLE001 - told, and this process is replaced
+                    _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
+                    tell(f"behind {error}")
+                else:
+                    tell(f"follows {generation}")
+            if self._latest is latest:
+                await self._come.wait()
+                self._come.clear()
 
 
 def _states() -> Callable[[bytes], None]:
@@ -81,14 +124,37 @@ def _work_of(name: str) -> Work:
     return serve_s3
 
 
-async def _run(name: str, config: ChildConfig, listeners: list[socket.socket], report: int, work: Work) -> None:
+async def _run(
+    name: str,
+    config: ChildConfig,
+    listeners: list[socket.socket],
+    report: int,
+    work: Work,
+    changes: _Changes,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # what was imported lives for ever and need not be looked at again
+    live = LiveSettings(config.settings, config.bandwidth, config.callers)
+    following: asyncio.Task[None] | None = None
+
+    def tell(message: str) -> None:
+        _report(report, message)
+
+    def ready() -> None:
+        """From now on all parts are there that are to follow."""
+        nonlocal following
+        tell("ready")
+        following = asyncio.create_task(changes.follow(config, live, tell), name="changes of settings")
+
     async with Heartbeats(config.heartbeats).beating(process_number(name)):
-        await work(ChildContext(name, config, listeners, stop, ready=lambda: _report(report, "ready")))
+        try:
+            await work(ChildContext(name, config, live, tell, listeners, stop, ready))
+        finally:
+            if following is not None:
+                following.cancel()
 
 
 def _report(descriptor: int, message: str) -> None:

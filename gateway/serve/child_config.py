@@ -1,12 +1,14 @@
 """What the supervisor tells a child: on standard input, one JSON line, because it holds secrets.
 
-Later lines on the same pipe are states of the gateway, for the background process. The pipe's end is the supervisor's.
+Later lines on the same pipe are other configurations, to be kept to while the process runs, and, for the background
+process, states of the gateway. The pipe's end is the supervisor's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -22,21 +24,27 @@ def process_number(name: str) -> int:
     return BACKGROUND_PROCESS if name == BACKGROUND else int(name.removeprefix("worker"))
 
 
+def generation_of(lines: bytes) -> int:
+    """That of the configuration in the first line."""
+    return int(orjson.loads(lines.partition(b"\n")[0])["generation"])
+
+
 @dataclass(frozen=True, slots=True)
 class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
-    `bandwidth`: the descriptor, inherited by every process, of the memory in which they keep the ceilings; None: there
-    are none. `callers`: the same of the limits of callers.
+    `bandwidth`: where the memory can be opened in which all processes keep the ceilings; None: there are none.
+    `callers`: the same of the limits of callers. `generation`: how often the settings were changed since the start.
     `closed`: why no process may touch the cache directory; None: they all use it.
     """
 
     settings: Settings
     instance_id: str
     metrics_directory: Path
-    bandwidth: int | None = None
-    callers: int | None = None
+    bandwidth: Path | None = None
+    callers: Path | None = None
     closed: str | None = None
+    generation: int = 0
 
     @property
     def heartbeats(self) -> Path:
@@ -49,19 +57,26 @@ class ChildConfig:
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
             "closed": self.closed,
-            "bandwidth": self.bandwidth,
-            "callers": self.callers,
+            "bandwidth": str(self.bandwidth) if self.bandwidth is not None else None,
+            "callers": str(self.callers) if self.callers is not None else None,
+            "generation": self.generation,
         }
         return orjson.dumps(document) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> ChildConfig:
-        document = orjson.loads(line)
+        return cls.from_document(orjson.loads(line))
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> ChildConfig:
+        """Of a line that was parsed."""
+        bandwidth, callers = document["bandwidth"], document["callers"]
         return cls(
             settings=settings_from_json(orjson.dumps(document["settings"])),
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
             closed=document["closed"],
-            bandwidth=document["bandwidth"],
-            callers=document["callers"],
+            bandwidth=Path(bandwidth) if bandwidth is not None else None,
+            callers=Path(callers) if callers is not None else None,
+            generation=document["generation"],
         )

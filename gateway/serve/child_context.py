@@ -7,15 +7,19 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
 
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves."""
+    """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves. `live` are
+    the settings, which may change; with `tell` the process speaks to the supervisor."""
 
     name: str
     config: ChildConfig
+    live: LiveSettings
+    tell: Callable[[str], None]
     listeners: list[socket.socket]
     stop: asyncio.Event
     ready: Callable[[], None]

@@ -12,7 +12,7 @@ import structlog
 from gateway import metric_kinds, metrics
 from gateway.control.state import ProcessState
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.serve.child_config import process_number
+from gateway.serve.child_config import generation_of, process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import SharedFiles
 
@@ -38,7 +38,7 @@ class ChildMonitor:
 
     `config_lines` gives what a child is told first, `shared_files` the files that it shares with the others: it keeps
     to those that it was started with. `unusable` is called when a child that is started again finds that the disk under
-    the cache directory fails.
+    the cache directory fails, `asked` with what a child asks for.
     """
 
     def __init__(
@@ -48,14 +48,18 @@ class ChildMonitor:
         shared_files: Callable[[], Awaitable[SharedFiles]],
         changed: Callable[[], None],
         unusable: Callable[[str], None],
+        asked: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spec = spec
         self._config_lines = config_lines
         self._shared_files = shared_files
         self._changed = changed
         self._unusable = unusable
+        self._asked = asked
         self._child: ChildProcess | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._generation = 0
         self._files: SharedFiles | None = None
         self._ready = False
         self._restarts = 0
@@ -68,7 +72,9 @@ class ChildMonitor:
 
     @property
     def state(self) -> ProcessState:
-        return ProcessState(self.name, self._child.process_id if self._child else None, self._ready, self._restarts)
+        return ProcessState(
+            self.name, self._child.process_id if self._child else None, self._ready, self._restarts, self._generation
+        )
 
     @property
     def files(self) -> SharedFiles | None:
@@ -133,7 +139,9 @@ class ChildMonitor:
 
     async def _start(self) -> None:
         files = await self._shared_files()
-        self._child = await ChildProcess.start(self._spec, self._config_lines(files))
+        lines = self._config_lines(files)
+        self._generation = generation_of(lines)
+        self._child = await ChildProcess.start(self._spec, lines)
         self._files = files
         self._watch = asyncio.create_task(self._end_when_hung(self._child, files), name="hang watch")
         self._changed()
@@ -141,7 +149,19 @@ class ChildMonitor:
             self._child.signal(signal.SIGTERM)  # told to stop while it was being made
         await self._until_ready(self._child)
         self._ready = True
+        self._listening = asyncio.create_task(self._listen(self._child), name="reports")
         self._changed()
+
+    async def _listen(self, child: ChildProcess) -> None:
+        async for word, rest in child.reports():
+            if word == "follows":
+                self._generation = int(rest)
+                self._changed()
+            elif word == "behind":
+                _log.error("a process cannot keep to changed settings and is replaced", name=self.name, error=rest)
+                self.restart()
+            elif word == "asks":
+                self._asked(rest)
 
     async def _until_ready(self, child: ChildProcess) -> None:
         """A child that turns may take its time; one that does not is killed by the hang watch."""
@@ -172,11 +192,12 @@ class ChildMonitor:
         if self._child is None:
             return
         process_id, status = self._child.process_id, await self._child.ended()
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._listening):
+            if task is not None:
+                task.cancel()
         if self._files is not None:
             metric_kinds.forget_process(self._files.path, self.name)
-        self._child = self._files = self._watch = None
+        self._child = self._files = self._watch = self._listening = None
         self._ready = False
         if not self._stopping.is_set() and not self._restarting:
             _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from gateway.errors import StartupError, StoreUnavailable
 
 READY_SECONDS = 3600.0
 """For a child that turns: it may have a large directory to look through. One that hangs is ended by the hang watch."""
-_REPORT_LINE_BYTES = 65536
+_REPORT_LINE_BYTES = 2**18
 
 # The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
 # `gateway` in the directory where the user happens to be.
@@ -90,8 +90,12 @@ class ChildProcess:
         try:
             line = await asyncio.wait_for(self._report.readline(), timeout_seconds)
         except TimeoutError:
+            self._transport.close()
             raise StartupError(f"{self.name} was not ready after {timeout_seconds:g} seconds") from None
-        finally:
+        except BaseException:
+            self._transport.close()
+            raise
+        if not line.startswith(b"ready"):
             self._transport.close()
         word, _, reason = line.decode(errors="replace").strip().partition(" ")
         if word == "unusable":
@@ -100,6 +104,17 @@ class ChildProcess:
             raise StartupError(f"{self.name}: {reason}")
         if word != "ready":
             raise StartupError(f"{self.name} ended before it was ready ({describe_exit(await self.ended())})")
+
+    async def reports(self) -> AsyncIterator[tuple[str, str]]:
+        """What it says once it is ready, each the first word and the rest, until it is gone."""
+        try:
+            while line := await self._report.readline():
+                word, _, rest = line.decode(errors="replace").rstrip("\n").partition(" ")
+                yield word, rest
+        except ValueError:  # a line of more than _REPORT_LINE_BYTES: nothing that it says can be told apart any more
+            return
+        finally:
+            self._transport.close()
 
     async def ended(self) -> int:
         """The exit status; negative is a signal."""

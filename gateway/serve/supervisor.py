@@ -12,20 +12,22 @@ import secrets
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from socket import socket
 
 import structlog
 
 from gateway import __version__, metric_kinds
-from gateway.clock import SystemClock
+from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
-from gateway.errors import StartupError
-from gateway.metering import make_shared_bandwidth, make_shared_callers
+from gateway.errors import ConfigError, ForebayError, StartupError
+from gateway.metering import callers_plan, ceilings_of, make_shared_bandwidth, make_shared_callers, shares_of
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -33,6 +35,7 @@ from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, leave_mark, report_closed
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
+from gateway.serve.reloading import Reloader, SlotChange, slots_max
 from gateway.serve.shared_directory import SharedFiles, SharedMemory
 
 CHILD_MODULE = "gateway.serve.child"
@@ -41,6 +44,10 @@ _SHARED_LOOK_SECONDS = 1.0
 _LOCKS_ROOM_BYTES = 2**20
 """For the locks of blocks and the heartbeats, which all processes use together, and some more."""
 
+_ANSWERS_KEPT = 64
+"""Of questions over the admin port: each is looked at many times a second."""
+
+_MEMORIES_KEPT = 4
 _log = structlog.get_logger("forebay.serve")
 
 
@@ -54,16 +61,24 @@ class ServerResources:
     lock: int | None
     state: GatewayState
     shared: SharedMemory
+    bandwidth: _MemoryOf
+    callers: _MemoryOf
 
 
-def serve(settings: Settings, child_module: str = CHILD_MODULE, tell: Callable[[], None] = lambda: None) -> int:
+def serve(
+    settings: Settings,
+    child_module: str = CHILD_MODULE,
+    tell: Callable[[], None] = lambda: None,
+    reloader: Reloader | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start.
 
-    `tell` is called when all is ready.
+    `tell` is called when all is ready. `reloader` says where settings are read anew while it runs.
     """
     with ExitStack() as undo:
         resources = _prepare(settings, undo)
-        return asyncio.run(_Supervisor(resources, child_module, tell).run())
+        reloader = reloader or Reloader(None, os.environ)
+        return asyncio.run(_Supervisor(resources, child_module, tell, reloader).run())
 
 
 def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
@@ -81,19 +96,54 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     shared = _share(settings)
     undo.callback(shared.remove)
     undo.callback(metric_kinds.unshare)
-    bandwidth = make_shared_bandwidth(settings, SystemClock())
-    if bandwidth is not None:
-        undo.callback(os.close, bandwidth)
-    callers = make_shared_callers(settings, SystemClock())
-    if callers is not None:
-        undo.callback(os.close, callers)
-    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, bandwidth, callers, closed)
-    return ServerResources(config, s3, admin, lock, _first_state(config), shared)
+    bandwidth = _MemoryOf(make_shared_bandwidth, lambda settings: (ceilings_of(settings), shares_of(settings)))
+    callers = _MemoryOf(make_shared_callers, callers_plan)
+    undo.callback(bandwidth.close)
+    undo.callback(callers.close)
+    config = ChildConfig(
+        settings, secrets.token_hex(8), shared.files.path, bandwidth.made(settings), callers.made(settings), closed
+    )
+    return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers)
+
+
+class _MemoryOf:
+    """Memory that all processes share: this one's, opened by the others through it. Of settings that are changed it is
+    made anew; the one before stays for those who have not changed yet."""
+
+    def __init__(self, make: Callable[[Settings, Clock], int | None], wanted_by: Callable[[Settings], object]) -> None:
+        """`make` gives a descriptor, or None where nothing is to be shared; `wanted_by` is what that hangs on."""
+        self._make = make
+        self._wanted_by = wanted_by
+        self._made: list[int] = []
+        self._of: object = None
+
+    def made(self, settings: Settings) -> Path | None:
+        """Where it can be opened; None where nothing is to be shared. OSError."""
+        wanted = self._wanted_by(settings)
+        if not self._made or wanted != self._of:
+            descriptor = self._make(settings, SystemClock())
+            self._of = wanted
+            self._made.append(-1 if descriptor is None else descriptor)
+            for old in self._made[:-_MEMORIES_KEPT]:
+                _close(old)
+            del self._made[:-_MEMORIES_KEPT]
+        current = self._made[-1]
+        return None if current < 0 else Path(f"/proc/{os.getpid()}/fd/{current}")
+
+    def close(self) -> None:
+        """At the end."""
+        for one in self._made:
+            _close(one)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
-    room_bytes = (settings.server.workers + 2) * metric_kinds.room_bytes(len(settings.slots)) + _LOCKS_ROOM_BYTES
+    room_bytes = (settings.server.workers + 2) * metric_kinds.room_bytes(slots_max(settings)) + _LOCKS_ROOM_BYTES
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")
@@ -145,9 +195,18 @@ def _first_state(config: ChildConfig) -> GatewayState:
 
 
 class _Supervisor:
-    def __init__(self, resources: ServerResources, child_module: str, tell: Callable[[], None]) -> None:
+    def __init__(
+        self, resources: ServerResources, child_module: str, tell: Callable[[], None], reloader: Reloader
+    ) -> None:
         self._resources = resources
+        self._config = resources.config
         self._tell = tell
+        self._reloader = reloader
+        self._slots_max = slots_max(resources.config.settings)
+        self._wanted: list[SlotChange | None] = []
+        self._is_wanted = asyncio.Event()
+        self._settings_problem: str | None = None
+        self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
         self._signals = 0
@@ -156,8 +215,7 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
-        config = resources.config
-        shared = tuple(one for one in (resources.lock, config.bandwidth, config.callers) if one is not None)
+        shared = (resources.lock,) if resources.lock is not None else ()
         self._workers = [
             self._monitor(ChildSpec(name, s3, shared, child_module))
             for name in _worker_names(resources.config.settings)
@@ -166,10 +224,11 @@ class _Supervisor:
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
         def config_lines(files: SharedFiles) -> bytes:
-            line = replace(self._resources.config, metrics_directory=files.path, closed=self._closed).to_line()
+            line = replace(self._config, metrics_directory=files.path, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return ChildMonitor(spec, config_lines, self._resources.shared.whole_files, self._publish, self._close)
+        shared = self._resources.shared
+        return ChildMonitor(spec, config_lines, shared.whole_files, self._publish, self._close, self._on_asked)
 
     @property
     def _monitors(self) -> list[ChildMonitor]:
@@ -181,6 +240,9 @@ class _Supervisor:
             closed=self._closed,
             draining=self._draining,
             processes=tuple(monitor.state for monitor in self._monitors),
+            generation=self._config.generation,
+            settings_problem=self._settings_problem,
+            answers=tuple(self._answers),
         )
 
     def _publish(self) -> None:
@@ -199,18 +261,72 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._want, None)
         try:
             if not await self._start_all():
                 return 0
             self._announce()
             keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
             renewing = asyncio.create_task(self._keep_sharing(), name="shared files")
-            await self._until_stopped([*keeping, renewing])
+            changing = asyncio.create_task(self._keep_changing(), name="changes of settings")
+            await self._until_stopped([*keeping, renewing, changing])
             renewing.cancel()
+            changing.cancel()
             return await self._drain(keeping[:-1], keeping[-1])
         except BaseException:
             await self._abandon()
             raise
+
+    def _on_asked(self, line: str) -> None:
+        self._want(SlotChange.from_line(line))
+
+    def _want(self, change: SlotChange | None) -> None:
+        """Have settings read anew, and a slot set or removed with that."""
+        if change is not None or None not in self._wanted:
+            self._wanted.append(change)
+        self._is_wanted.set()
+
+    async def _keep_changing(self) -> None:
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            wanted, self._wanted = self._wanted, []
+            for change in wanted:
+                await self._change(change)
+
+    async def _change(self, change: SlotChange | None) -> None:
+        """Told to all processes, one after the other, without waiting for any."""
+        problem = None
+        try:
+            loaded = await asyncio.to_thread(self._reloader.load, self._config.settings, change, self._slots_max)
+            settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
+            bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
+        except (ForebayError, ConfigError, OSError) as error:
+            problem = str(error)
+            _log.error("changed settings are refused: all is as it was", problem=problem)
+        else:
+            for warning in loaded.warnings:
+                _log.warning(warning)
+            self._config = replace(
+                self._config,
+                settings=settings,
+                bandwidth=bandwidth,
+                callers=callers,
+                generation=self._config.generation + 1,
+            )
+            self._tell_all()
+            _log.info("settings were changed", generation=self._config.generation, slots=len(settings.slots))
+        if change is not None:
+            self._answers.append((change.asked, problem))
+        else:
+            self._settings_problem = problem
+        self._publish()
+
+    def _tell_all(self) -> None:
+        for monitor in self._monitors:
+            if monitor.files is not None:
+                line = replace(self._config, metrics_directory=monitor.files.path, closed=self._closed).to_line()
+                monitor.tell(line)
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -6,22 +6,23 @@ import asyncio
 
 from gateway.app import s3_application
 from gateway.config import ServerSettings
+from gateway.config.live import LiveSettings
+from gateway.edge.asgi import S3App
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.prepared import PreparedRequests
+from gateway.metering import callers_plan
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 
 
 async def serve_s3(context: ChildContext) -> None:
     """Serve S3 on the inherited sockets; when told to stop, answer what is in flight within the grace time."""
-    config = context.config
-    settings = config.settings
+    config, live = context.config, context.live
+    settings = live.now
     async with s3_application(
-        settings,
+        live,
         worker=context.number,
         instance_id=config.instance_id,
-        bandwidth=config.bandwidth,
-        callers=config.callers,
         shared_directory=config.metrics_directory,
         closed=config.closed is not None,
     ) as app:
@@ -35,27 +36,71 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
         )
-        tending = asyncio.create_task(_tend(app.callers, context.stop), name="limits of callers")
+        callers = _LiveCallers(app, prepared, live, context.stop)
+
+        async def follow() -> None:
+            callers.follow()
+            prepared.forget()
+            server.follow(_tls(live.now.server))
+
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
-            await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
+            with live.following(follow):
+                await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             prepared.close()
-            tending.cancel()
-            await asyncio.gather(tending, return_exceptions=True)
+            await callers.close()
 
 
-async def _tend(callers: Callers | None, stop: asyncio.Event) -> None:
-    """Tell the other workers that this one turns; nobody waits for room any more when it is told to stop."""
-    if callers is None:
-        return
-    beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
-    try:
-        await stop.wait()
-        callers.close()
-        await beating
-    finally:
-        beating.cancel()
+_LOOK_SECONDS = 1.0
+"""How often is looked whether somebody is still under limits of before."""
+
+
+class _LiveCallers:
+    """What limits callers, as the settings say it now. Requests that have begun under other limits end under these."""
+
+    def __init__(self, app: S3App, prepared: PreparedRequests, live: LiveSettings, stop: asyncio.Event) -> None:
+        self._app = app
+        self._prepared = prepared
+        self._live = live
+        self._stop = stop
+        self._plan: object = None
+        self._tending: set[asyncio.Task[None]] = set()
+        self.follow()
+
+    def follow(self) -> None:
+        """StartupError where the other processes' limits cannot be shared."""
+        plan = callers_plan(self._live.now)
+        if plan == self._plan:
+            return
+        self._plan = plan
+        self._app.callers = self._prepared.callers = callers = self._app.limits()
+        if callers is not None:
+            task = asyncio.create_task(self._tend(callers), name="limits of callers")
+            self._tending.add(task)
+            task.add_done_callback(self._tending.discard)
+
+    async def close(self) -> None:
+        """Nobody is served any more."""
+        for task in self._tending:
+            task.cancel()
+        await asyncio.gather(*self._tending, return_exceptions=True)
+
+    async def _tend(self, callers: Callers) -> None:
+        """Tell the other workers that this one turns, until nobody is under these limits any more; nobody waits for
+        room when the worker is told to stop."""
+        beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            while callers is self._app.callers or not callers.is_idle:
+                done, _ = await asyncio.wait((stopping, beating), timeout=_LOOK_SECONDS)
+                if done:
+                    callers.close()
+                    await beating
+        finally:
+            beating.cancel()
+            stopping.cancel()
+            await asyncio.gather(beating, stopping, return_exceptions=True)
 
 
 def _limits(server: ServerSettings) -> ServerLimits:

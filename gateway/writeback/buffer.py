@@ -88,6 +88,17 @@ class WritebackBuffer:
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
         return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
 
+    async def follow(self, slots: Iterable[Slot]) -> None:
+        """These are all slots from now on. BufferUnavailable when the disk fails: then all is as it was."""
+        slots = list(slots)
+        bounded = [slot for slot in slots if slot.write == "back"]
+        try:
+            await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
+        except OSError as error:
+            raise BufferUnavailable(f"no room can be counted for the slots of now: {error}") from error
+        self.bounds.follow(bounded)
+        self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
+
     async def keep_reserve(self) -> None:
         """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
         self.journal.make_room = self._reserve.give_up

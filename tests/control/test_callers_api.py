@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gateway import metric_kinds, metrics
 from gateway.cli import app
 from gateway.cli import callers as shown
+from gateway.config.live import LiveSettings
 from gateway.control import callers
 from gateway.control.callers import CallersApi
 from gateway.control.openapi import describe
@@ -59,7 +60,7 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         metrics.CALLER_REQUESTS.add(7, "job")
         metrics.CALLER_REQUESTS.add(1, "none")
         answer = asyncio.run(
-            CallersApi(load(tmp_path, CONFIGURATION).settings, tmp_path).list(Request({"type": "http"}))
+            CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path).list(Request({"type": "http"}))
         )
     finally:
         metric_kinds.unshare()

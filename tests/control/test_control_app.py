@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from gateway import metric_kinds, metrics
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
+from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
 from gateway.control.state import GatewayState, ProcessState, StateHolder
@@ -58,7 +59,7 @@ def ask(
         holder.take(state.to_line())
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(control_app(settings(token), holder, tmp_path))
+        transport = httpx.ASGITransport(control_app(LiveSettings(settings(token)), holder, tmp_path))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             return await client.get(path, headers=headers)
 

@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import AdminSettings, Settings
+from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.events import DOCUMENT_BYTES_MAX, ChangesHolder
 from gateway.control.holders import Holders
@@ -44,7 +45,7 @@ def play(tmp_path: Path, scenario: Scenario, *, token: str | None = None, is_ope
         holder, recorded = ChangesHolder(), Recorded()
         holder.changes = recorded if is_open else None
         settings = Settings(admin=AdminSettings(token=SecretStr(token) if token else None))
-        app = control_app(settings, StateHolder(), tmp_path, Holders(changes=holder))
+        app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(changes=holder))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client:
             await scenario(client, recorded)
 

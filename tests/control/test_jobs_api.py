@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import AdminSettings, OriginSettings, Settings
+from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.jobs import JobsHolder
@@ -38,7 +39,9 @@ def play(tmp_path: Path, scenario: Scenario, *, token: str | None = None, host: 
         async with job_bench(tmp_path, origin) as bench:
             holder = JobsHolder()
             holder.jobs = bench.jobs
-            transport = httpx.ASGITransport(control_app(settings, StateHolder(), tmp_path, Holders(jobs=holder)))
+            transport = httpx.ASGITransport(
+                control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(jobs=holder))
+            )
             async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
                 await scenario(client, bench)
 
@@ -142,7 +145,7 @@ def test_before_the_directory_is_open_jobs_must_wait(tmp_path: Path) -> None:
 
     async def run() -> None:
         settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
-        transport = httpx.ASGITransport(control_app(settings, StateHolder(), tmp_path))
+        transport = httpx.ASGITransport(control_app(LiveSettings(settings), StateHolder(), tmp_path))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for method, path in (("POST", "/api/v1/warm"), ("GET", "/api/v1/jobs"), ("GET", "/api/v1/jobs/x")):
                 assert (await client.request(method, path)).status_code == 503

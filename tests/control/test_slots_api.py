@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from gateway import metric_kinds, metrics
 from gateway.cli import app
 from gateway.cli import slots as shown
+from gateway.config.live import LiveSettings
 from gateway.control import slots
 from gateway.control.openapi import describe
 from gateway.control.slots import SlotsApi
@@ -69,7 +70,7 @@ def answered(directory: Path, while_looking: Any = lambda: None) -> dict[str, An
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "_sample", sampled)
-        api = SlotsApi(load(directory, CONFIGURATION).settings, directory, WritebackHolder())
+        api = SlotsApi(LiveSettings(load(directory, CONFIGURATION).settings), directory, WritebackHolder())
         answer = asyncio.run(api.list(Request({"type": "http"})))
     document: dict[str, Any] = orjson.loads(answer.body)
     return document

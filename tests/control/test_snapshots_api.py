@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.config import OriginSettings, Settings
+from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.media_types import LINES_TYPE
@@ -38,7 +39,7 @@ def play(tmp_path: Path, scenario: Scenario, *, host: str = "127.0.0.1:9001", is
         async with job_bench(tmp_path, origin, slots=[FROZEN]) as bench:
             holder = SnapshotsHolder()
             holder.service = bench.service if is_open else None
-            app = control_app(settings, StateHolder(), tmp_path, Holders(snapshots=holder))
+            app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(snapshots=holder))
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
                 await scenario(client, bench)
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from gateway.config import OriginSettings, Settings
+from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.openapi import describe
@@ -36,7 +37,7 @@ async def _play(
     settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
     holder = WritebackHolder()
     holder.backend = admin
-    app = control_app(settings, StateHolder(), tmp_path, Holders(writeback=holder))
+    app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(writeback=holder))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
         await scenario(client)
 

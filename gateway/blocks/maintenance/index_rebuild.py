@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.store import ScannedFile
+from gateway.blocks.files.store import DIRECTORIES, ScannedFile
+from gateway.blocks.index.eviction import fingerprint_of
 from gateway.blocks.index.index import BlockIndex, PinnedPrefixes
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import IndexTransaction
@@ -28,6 +29,13 @@ def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
     """Whether files are on the accounts that slots with this fingerprint give them, or will be after a rebuild."""
     with index.reading() as transaction:
         return transaction.counter(_FINGERPRINT) == fingerprint
+
+
+def move_between_slots(index: BlockIndex, slots: Slots) -> None:
+    """Have a rebuild put every file on the account that the slots of now give it, if others gave it to another."""
+    fingerprint = fingerprint_of(slots)
+    if not slots_are(index, fingerprint):
+        begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def begin_rebuild(

@@ -227,8 +227,8 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
-    elif not index_rebuild.slots_are(index, fingerprint):
-        _move_between_slots(index, slots, fingerprint)
+    elif slots.alone():  # else they were changed while the gateway runs, which sees to it when all keep to them
+        index_rebuild.move_between_slots(index, settings.slots)
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
     return index
@@ -261,14 +261,6 @@ def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, 
 
 def _not_empty(unknown_bytes: Mapping[int, int]) -> dict[int, int]:
     return {number: count for number, count in unknown_bytes.items() if count}
-
-
-def _move_between_slots(index: BlockIndex, slots: WorkerLocks, fingerprint: bytes) -> None:
-    """Have a rebuild put every file on the account that the slots of now give it."""
-    if not slots.alone():
-        index.close()
-        raise StartupError("other processes use the cache directory with other slots: stop them first")
-    index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

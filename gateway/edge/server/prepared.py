@@ -114,7 +114,7 @@ class PreparedRequests:
         callers: Callers | None = None,
     ) -> None:
         self._services = services
-        self._callers = callers
+        self.callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
         self._observer = observer
@@ -132,7 +132,7 @@ class PreparedRequests:
         self._count = 0
         self._slices = bytearray(_ASKED_PLACES)
         """When something was asked for last for which there was no place. By its hash; 0: not that anybody knew."""
-        self._tallies: dict[tuple[str, Operation, str, str], HitTally] = {}
+        self._tallies: dict[tuple[str, Operation, str, str, bool], HitTally] = {}
         self._tally_of: dict[str, TallyOf] = {}
         """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
@@ -152,6 +152,11 @@ class PreparedRequests:
         head = self._heads.setdefault((learned.prefix, learned.pieces, learned.tail), learned)
         put_first(self.latest, head)
         return head
+
+    def forget(self) -> None:
+        """Slots, rights or keys were changed: all is worked out anew."""
+        for place in self._objects:
+            self._objects[place] = None
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
@@ -319,11 +324,11 @@ class PreparedRequests:
         return self._tally_of.setdefault(credential, partial(self._tally, credential))
 
     def _tally(self, credential: str, operation: Operation, slot: Slot, status: str) -> HitTally:
-        found = self._tallies.get((credential, operation, slot.name, status))
+        is_known = slot.consistency != "strict"
+        found = self._tallies.get((credential, operation, slot.name, status, is_known))
         if found is None:
-            is_known = slot.consistency != "strict"
             found = HitTally(operation, slot.name, status, is_known=is_known, credential=credential)
-            self._tallies[credential, operation, slot.name, status] = found
+            self._tallies[credential, operation, slot.name, status, is_known] = found
         return found
 
     def _is_worth_it(self, place: object) -> bool:
@@ -336,10 +341,10 @@ class PreparedRequests:
 
     def _is_limited(self, key: Key, head: PreparedHead) -> bool:
         """Heads of callers that are limited are not learned. A presigned one may be anybody's."""
-        if self._callers is None:
+        if self.callers is None:
             return False
         credential = self._authenticator.credential_of(key.access_key_id)
-        return self._callers.find(credential, head.request.headers.get("user-agent", "")) is not None
+        return self.callers.find(credential, head.request.headers.get("user-agent", "")) is not None
 
     def _was_worth_it(self, place: object) -> None:
         """What was prepared has been an answer: it is so the next time, too."""

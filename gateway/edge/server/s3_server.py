@@ -56,13 +56,17 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
+        self.load_into(context)
+        return context
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have connections that begin from now on get this certificate; StartupError when it cannot be used."""
         try:
             context.load_cert_chain(self.certificate_file, self.key_file)
         except (OSError, ssl.SSLError) as error:
             raise StartupError(
                 f"cannot use the certificate {self.certificate_file} with the key {self.key_file}: {error}"
             ) from error
-        return context
 
 
 class S3Server:
@@ -94,6 +98,12 @@ class S3Server:
         self._all_at_work = False
         """No connection waits for a request; looked up again at the next sweep."""
         self._receive_threads = receive_threads or ReceiveThreads()
+
+    def follow(self, tls: TlsFiles | None) -> None:
+        """The certificate may have been renewed; StartupError when it cannot be used, and the one before stays."""
+        if tls is not None and self._tls is not None:
+            tls.context()  # one that does not fit its key leaves what is loaded as it is
+            tls.load_into(self._tls)
 
     @property
     def open_connections(self) -> int:

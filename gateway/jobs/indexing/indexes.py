@@ -233,6 +233,7 @@ class Indexes:
     ) -> None:
         names = {plan.slot for plan in plans}
         slots = {slot.name: slot for slot in tools.slots}
+        self.plans = list(plans)
         self._clock = tools.clock
         self._indexes = [SlotIndex(tools, index, slots[plan.slot], plan, names, observer) for plan in plans]
         self._tasks: list[asyncio.Task[None]] = []

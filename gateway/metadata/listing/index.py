@@ -14,6 +14,7 @@ import lmdb
 from gateway import cancellation
 from gateway.clock import Clock
 from gateway.counting import CatalogMetrics
+from gateway.errors import StoreUnavailable
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
@@ -424,6 +425,15 @@ class ListingIndex:
                     await in_time(ending, NOTE_SECONDS_MAX)
 
     # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def trim(self, slots: Slots) -> None:
+        """Forget what lies where these slots are strict: `trim`, while the index is in use. StoreUnavailable."""
+        if self._opened is None:
+            return
+        try:
+            await asyncio.to_thread(trim, self._opened.listing, slots)
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the listing index cannot be trimmed: {error}") from error
 
     async def settle(self) -> None:
         """Wait until what was learned so far is kept."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -92,7 +92,8 @@ class OpenSnapshot:
 class SnapshotRegistry:
     """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
 
-    Without a `store`, where the cache directory cannot be used, slots that name a snapshot cannot be answered.
+    Without a `store`, where the cache directory cannot be used, slots that name a snapshot cannot be answered. Where
+    slots were changed, `follow` is to be called.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class SnapshotRegistry:
         self._clock = clock
         self._problems: dict[str, SnapshotError | StoreUnavailable] = {}
         self._looked = 0.0
-        self._slots = [slot for slot in slots if slot.consistency == "snapshot"]
+        self._slots = slots
         self._open: dict[str, OpenSnapshot] = {}
         self._seen = -1
         self._refreshing = asyncio.Lock()
@@ -153,6 +154,19 @@ class SnapshotRegistry:
         finally:
             opened.snapshot.close()
 
+    async def follow(self, open_store: Callable[[], SnapshotStore]) -> None:
+        """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
+        time, in a thread."""
+        if self._store is None:
+            if not self._frozen():
+                return
+            self._store = await asyncio.to_thread(open_store)
+        self._seen = -1
+        await self.refresh()
+
+    def _frozen(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.consistency == "snapshot"]
+
     async def refresh(self) -> None:
         """Have open what there is."""
         if self._store is None:
@@ -165,11 +179,16 @@ class SnapshotRegistry:
         async with self._refreshing:
             for name in list(self._open):
                 self._drop(name)
+            if self._store is not None:
+                self._store.close()
 
     async def _refresh(self, store: SnapshotStore) -> None:
         """Let go of what has gone, and open what has come. What cannot be opened is told to who asks for it."""
         number, self._looked = store.changes.number, self._clock.monotonic()
-        for slot in self._slots:
+        frozen = self._frozen()
+        for name in self._open.keys() - {slot.name for slot in frozen}:
+            self._drop(name)
+        for slot in frozen:
             try:
                 await self._take(store, slot)
                 self._problems.pop(slot.name, None)

@@ -3,7 +3,7 @@ that takes long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
@@ -35,11 +35,14 @@ class PendingObserver(Protocol):
 class PendingMonitor:
     """Of one buffer; in the process that flushes it. `slots` are told of also while nothing is pending in them."""
 
-    def __init__(self, queries: PendingQueries, slots: Iterable[str], clock: Clock, observer: PendingObserver) -> None:
+    def __init__(
+        self, queries: PendingQueries, slots: Collection[str], clock: Clock, observer: PendingObserver
+    ) -> None:
         self._queries = queries
         self._clock = clock
         self._observer = observer
-        self._slots = set(slots)
+        self._slots = slots
+        self._told = set[str]()
 
     async def run(self) -> None:
         """For ever."""
@@ -53,8 +56,8 @@ class PendingMonitor:
         problems = await self._queries.problems_by_slot()
         uploads = await self._queries.uploads_by_slot()
         now = Moment.of(self._clock)
-        self._slots |= problems.keys() | uploads.keys()
-        for slot in self._slots:
+        self._told |= {*self._slots, *problems, *uploads}
+        for slot in self._told:
             for state, objects in zip(STATES, problems.get(slot, (0, 0, 0)), strict=True):
                 self._observer.not_flushed(slot, state, objects)
             stats = uploads.get(slot, UploadStats())

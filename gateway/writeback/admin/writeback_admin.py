@@ -45,12 +45,12 @@ class WritebackAdmin:
         buffers: Mapping[str, int],
         clock: Clock,
     ) -> None:
-        """`buffers` are the slots that write back, and how many bytes they may have here."""
+        """`buffers` are the slots that write back, and how many bytes they may have here; it may change."""
         self._queries = queries
         self._journal = journal
         self._reconciler = reconciler
         self._resolver = resolver
-        self._buffers = dict(buffers)
+        self._buffers = buffers
         self._clock = clock
         self._summary: tuple[float, dict[str, Any]] | None = None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -134,13 +134,18 @@ class SlotBounds:
     """One slot's, in one process. Event loop only; BufferUnavailable when the journal cannot be read."""
 
     def __init__(self, slot: Slot, shared: Shared) -> None:
-        self.slot = slot
         self.trouble_until = 0.0
         self._shared = shared
+        self._arriving_bytes = shared.reservations.row(slot.name)
         self._waiting: deque[_Waiter] = deque()
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
+        self.follow(slot)
+
+    def follow(self, slot: Slot) -> None:
+        """What is said of the slot from now on."""
+        self.slot = slot
         given = (slot.buffer_bytes, slot.exposure_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
@@ -149,7 +154,7 @@ class SlotBounds:
 
         Reservations first: what turns from one into the other in between is seen twice, and not overlooked.
         """
-        arriving_bytes = self._shared.reservations.total(self.slot.name)
+        arriving_bytes = sum(self._arriving_bytes)
         return arriving_bytes + self.usage().staged_bytes
 
     def usage(self) -> Usage:
@@ -206,7 +211,7 @@ class SlotBounds:
 
     def give_back(self, credential: str, size_bytes: int) -> None:
         """A body's write is in the journal, or will never be."""
-        self._shared.reservations.add(self.slot.name, -size_bytes)
+        self._shared.reservations.add(self._arriving_bytes, -size_bytes)
         self._arriving[credential] -= size_bytes
         if not self._arriving[credential]:
             del self._arriving[credential]
@@ -237,7 +242,7 @@ class SlotBounds:
     def _try(self, credential: str, size_bytes: int) -> Bound | None:
         if not self._leaves_enough(credential, size_bytes):
             return Bound.SHARE
-        self._shared.reservations.add(self.slot.name, size_bytes)
+        self._shared.reservations.add(self._arriving_bytes, size_bytes)
         self._arriving[credential] += size_bytes
         bound: Bound | None = Bound.DISK
         try:
@@ -313,9 +318,25 @@ class Bounds:
 
     def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
         self.observer = observer
+        self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
+        self._gone: list[SlotBounds] = []
+
+    def follow(self, slots: Sequence[Slot]) -> None:
+        """These are the slots that write back from now on. Who waits for room in one that does no more waits on: it
+        has what it had."""
+        gone, self._of = self._of, {}
+        for slot in slots:
+            one = gone.get(slot.name)
+            if one is None:
+                one = SlotBounds(slot, self._shared)
+            else:
+                one.follow(slot)
+            self._of[slot.name] = one
+        left = (one for name, one in gone.items() if name not in self._of)
+        self._gone = [one for one in (*self._gone, *left) if one.is_awaited]
 
     def of(self, slot: str) -> SlotBounds | None:
         """One slot's; None for one that does not write back any more."""
@@ -325,7 +346,7 @@ class Bounds:
         """Every second, for ever; in one process of a gateway."""
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
-                for name, one in self._of.items():
+                for name, one in list(self._of.items()):
                     observer.exposed(name, one.exposure())
             await self._clock.sleep(EXPOSURE_SECONDS)
 
@@ -343,5 +364,5 @@ class Bounds:
             one.trouble_until = now + TROUBLE_SECONDS
 
     async def close(self) -> None:
-        for one in self._of.values():
+        for one in (*self._of.values(), *self._gone):
             await one.close()

@@ -2,19 +2,20 @@
 
 What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
 
-    for each slot that writes back, in the order of the configuration: 8 bytes for each worker slot
+    for each slot that writes back: its name in 64 bytes, and 8 bytes for each worker slot
 
 A worker writes its own numbers only, so no lock is needed: it adds what it wants first and looks at the sum then, so
 that of two that want the last room at once at least one sees both. A worker that is killed leaves its numbers to its
-successor, which clears them. The file is made anew when nobody has it open (opening.py): so its order of slots is
-everybody's.
+successor, which clears them. Slots may come and go: who looks for rows holds a lock on the file. It is made anew when
+nobody has it open (opening.py).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.durable import map_shared, set_aside
@@ -86,30 +87,72 @@ WORKER_SLOTS = 257
 _CELL_BYTES = 8
 
 
+_NAME_BYTES = 64
+_ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * _CELL_BYTES
+
+
 class Reservations:
     """The numbers as one worker slot sees and changes them. OSError when the disk does not take the file."""
 
     def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
-        self._rows = {slot: row * WORKER_SLOTS for row, slot in enumerate(slots)}
+        self._path = path
         self._worker = worker
-        self._map = map_shared(path, max(1, len(slots)) * WORKER_SLOTS * _CELL_BYTES)
-        self._cells = memoryview(self._map).cast("Q")
-        for first in self._rows.values():
-            self._cells[first + worker] = 0
+        self._map = map_shared(path, _ROW_BYTES)
+        self._rows: dict[str, memoryview[int]] = {}
+        self.follow(slots)
+        for number in range(len(self._map) // _ROW_BYTES):
+            self._row(number)[worker] = 0
 
-    def add(self, slot: str, count: int) -> None:
+    def follow(self, slots: Sequence[str]) -> None:
+        """Have a row for each of these. Those of slots that are gone may be taken by others, once nothing arrives in
+        them. Whoever has a row keeps it."""
+        with _locked(self._path) as size_bytes:
+            self._map = map_shared(self._path, max(size_bytes, _ROW_BYTES))
+            count = len(self._map) // _ROW_BYTES
+            names = [self._name(number) for number in range(count)]
+            free = [n for n in range(count) if names[n] not in slots and not any(self._row(n))]
+            for slot in slots:
+                if slot not in names:
+                    number = free.pop() if free else len(names)
+                    if number == len(names):
+                        names.append("")
+                        self._map = map_shared(self._path, len(names) * _ROW_BYTES)
+                    names[number] = slot
+                    self._set_name(number, slot)
+            self._rows = {slot: self._row(names.index(slot)) for slot in slots}
+
+    def row(self, slot: str) -> memoryview[int]:
+        """The numbers of a slot, to be added to; it stays that of those who have it."""
+        return self._rows[slot]
+
+    def add(self, row: memoryview[int], count: int) -> None:
         """This worker's bodies will take so many bytes more, or, negative, less."""
-        self._cells[self._rows[slot] + self._worker] += count
-
-    def total(self, slot: str) -> int:
-        """What those of all workers will take."""
-        first = self._rows[slot]
-        return sum(self._cells[first : first + WORKER_SLOTS])
+        row[self._worker] += count
 
     def total_of_all(self) -> int:
-        """The same, of all slots."""
-        return sum(self._cells)
+        """What those of all workers will take, in all slots."""
+        return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
 
     def close(self) -> None:
-        self._cells.release()
-        self._map.close()
+        """Nobody may use a row any more."""
+
+    def _row(self, number: int) -> memoryview[int]:
+        first = number * _ROW_BYTES + _NAME_BYTES
+        return memoryview(self._map)[first : first + WORKER_SLOTS * _CELL_BYTES].cast("q")
+
+    def _name(self, number: int) -> str:
+        return self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES].rstrip(b"\0").decode()
+
+    def _set_name(self, number: int, name: str) -> None:
+        self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The size of the file, while no other process looks for rows in it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,40 @@
+"""The settings of a process that is at work, and who is to be told when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gateway.config.settings import Settings
+
+Step = Callable[[], Awaitable[None]]
+
+
+class LiveSettings:
+    """What is in force now. Event loop only.
+
+    `bandwidth` is where the memory can be opened in which all processes keep the ceilings (metering.py), `callers` that
+    of the limits of callers; None: there is none.
+    """
+
+    def __init__(self, now: Settings, bandwidth: Path | None = None, callers: Path | None = None) -> None:
+        self.now = now
+        self.bandwidth = bandwidth
+        self.callers = callers
+        self._steps: list[Step] = []
+
+    @contextmanager
+    def following(self, step: Step) -> Iterator[None]:
+        """While this lasts, `step` is taken after each change, in the order of these calls."""
+        self._steps.append(step)
+        try:
+            yield
+        finally:
+            self._steps.remove(step)
+
+    async def change(self, settings: Settings, bandwidth: Path | None, callers: Path | None) -> None:
+        """These are in force from now on. Raises what a step raises: some parts may keep to what was before then."""
+        self.now, self.bandwidth, self.callers = settings, bandwidth, callers
+        for step in list(self._steps):
+            await step()

@@ -1,0 +1,143 @@
+"""Slots that were set over the admin port while the gateway ran: a file in the cache directory, beside the settings.
+
+    slots.json   {"format": "forebay slots 1", "slots": [{"name": …, "prefix": …, …}, …], "checksum": …}
+
+The keys of a slot are those of `[[slots]]`. Where the configuration says something of the same slot or prefix, it is in
+force, and so it is where both together cannot be: which is told each time they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.problems import SettingsError
+from gateway.config.settings import Settings
+from gateway.durable import remove_durably, write_durably
+from gateway.errors import ConfigError
+
+NAME = "slots.json"
+FORMAT = "forebay slots 1"
+
+SlotTable = Mapping[str, Any]
+"""What is said of one slot, as in the TOML file."""
+
+
+def load_with_overlay(path: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
+    """As `load_settings`, and the slots that were set while the gateway ran the last time.
+
+    SettingsError for settings that cannot be used, and for an overlay that is damaged.
+    """
+    loaded = load_settings(path, environment)
+    return with_overlay(path, environment, loaded, read_overlay(loaded.settings.cache.directory))
+
+
+def with_overlay(
+    path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
+) -> LoadedSettings:
+    """What was `loaded` and `overlay` together; what cannot be is left out of the latter, and told."""
+    kept: list[SlotTable] = []
+    warnings: list[str] = []
+    names = {slot.name for slot in loaded.settings.slots}
+    prefixes = {slot.prefix for slot in loaded.settings.slots}
+    for slot in overlay:
+        if slot["name"] in names or slot["prefix"] in prefixes:
+            warnings.append(
+                f"the configuration has the slot {slot['name']!r} or its prefix {slot['prefix']}: it is in force, and "
+                "not what was set over the admin port"
+            )
+        else:
+            kept.append(slot)
+    if not kept:
+        return replace(loaded, warnings=(*loaded.warnings, *warnings))
+    try:
+        found = load_settings(path, environment, more_slots=kept, running=loaded.settings)
+    except SettingsError:
+        found, fitting = loaded, list[SlotTable]()
+        for slot in kept:
+            try:
+                found = load_settings(path, environment, more_slots=[*fitting, slot], running=loaded.settings)
+                fitting.append(slot)
+            except SettingsError as error:
+                warnings.append(
+                    f"the slot {slot['name']!r}, set over the admin port, is not in force beside the configuration: "
+                    f"{'; '.join(str(one) for one in error.problems)}"
+                )
+    return replace(found, warnings=(*found.warnings, *warnings))
+
+
+def read_overlay(directory: Path) -> list[SlotTable]:
+    """The slots that it names; none where there is no file. SettingsError for one that is damaged."""
+    path = directory / NAME
+    try:
+        document = orjson.loads(path.read_bytes())
+        slots = document["slots"]
+        if document["format"] == FORMAT and document["checksum"] == _checksum(slots):
+            return list(slots)
+        problem = f"damaged, or of another version than {FORMAT!r}"
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except (ValueError, KeyError, TypeError):
+        problem = "damaged"
+    allowed = f"a file that this version has written ({problem}): move it away, and set its slots again"
+    raise SettingsError([ConfigError("slots (set over the admin port)", str(path), allowed)])
+
+
+def write_overlay(directory: Path, slots: Sequence[SlotTable]) -> None:
+    """Replace it; OSError, and then it is as it was. Blocks."""
+    if not slots:
+        remove_durably(directory / NAME)
+        return
+    document = {"format": FORMAT, "slots": list(slots), "checksum": _checksum(slots)}
+    write_durably(directory / NAME, orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _checksum(slots: Any) -> str:
+    canonical = orjson.dumps(slots, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def restart_needed(before: Settings, after: Settings) -> list[str]:
+    """The keys of what was changed and cannot be while the gateway runs."""
+    keys = []
+    for table in type(before).model_fields:
+        if table in ("slots", "credentials"):
+            continue
+        old, new = getattr(before, table), getattr(after, table)
+        for name, field in type(old).model_fields.items():
+            if getattr(old, name) != getattr(new, name) and (table, name) not in _LIVE:
+                keys.append(f"{table}.{field.alias or name}")
+    sizes = {slot.name: slot.block_size_bytes for slot in before.slots}
+    keys += [
+        f"block_size of the slot {slot.name!r}"
+        for slot in after.slots
+        if slot.block_size_bytes != sizes.get(slot.name, slot.block_size_bytes)
+    ]
+    if bool(before.credentials) != bool(after.credentials):
+        keys.append("the first or the last of credentials")
+    return keys
+
+
+_LIVE = frozenset(
+    {
+        ("origin", "read_bandwidth_bytes_per_second"),
+        ("origin", "write_bandwidth_bytes_per_second"),
+        ("origin", "secret_access_key"),
+        ("origin", "secret_access_key_file"),
+        ("origin", "access_key_id"),
+        ("origin", "session_token"),
+        ("server", "certificate_file"),
+        ("server", "key_file"),
+        ("admin", "token"),
+        ("admin", "token_file"),
+    }
+)
+"""What can be changed while the gateway runs, besides slots and credentials."""

@@ -1,0 +1,77 @@
+"""Slots set and removed over the admin port, while the gateway runs: asked of the supervisor, who has the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+import orjson
+
+from gateway.control.state import GatewayState, StateHolder
+
+ANSWER_SECONDS = 30.0
+"""So long the supervisor may take to read, check and write."""
+
+FOLLOW_SECONDS = 10.0
+"""So long is waited for the processes to keep to it. One that is stopped does so when it goes on."""
+
+_LOOK_SECONDS = 0.01
+_ASKED_MAX = 16
+_LINE_BYTES_MAX = 32 * 1024
+
+
+class SlotRefused(Exception):
+    """Nothing has changed, and why; `status` is what HTTP calls it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SlotChanges:
+    """Asks over `tell`, and hears of it by the state of the gateway."""
+
+    def __init__(self, tell: Callable[[str], None], holder: StateHolder) -> None:
+        self._tell = tell
+        self._holder = holder
+        self._asked = 0
+
+    async def make(self, name: str, slot: Mapping[str, Any] | None) -> bool:
+        """Set a slot, or (None) remove it; whether all processes keep to it by now. SlotRefused."""
+        if self._asked >= _ASKED_MAX:
+            raise SlotRefused(503, "too many changes are under way: try again")
+        asked = secrets.token_hex(8)
+        line = orjson.dumps({"asked": asked, "name": name, "slot": slot}).decode()
+        if len(line) > _LINE_BYTES_MAX:
+            raise SlotRefused(400, "so much cannot be said of a slot")
+        self._asked += 1
+        try:
+            self._tell(f"asks {line}")
+            state = await self._until(lambda state: any(one == asked for one, _ in state.answers), ANSWER_SECONDS)
+            if state is None:
+                raise SlotRefused(503, "the supervisor has not answered: look whether it is set")
+            problem = dict(state.answers)[asked]
+            if problem is not None:
+                raise SlotRefused(409, problem)
+            wanted = state.generation
+            followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
+            return followed is not None
+        finally:
+            self._asked -= 1
+
+    async def _until(self, holds: Callable[[GatewayState], bool], seconds: float) -> GatewayState | None:
+        end = monotonic() + seconds
+        while True:
+            state = self._holder.state
+            if state is not None and holds(state):
+                return state
+            if monotonic() > end:
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _all_follow(state: GatewayState, generation: int) -> bool:
+    return all(one.ready and one.generation >= generation for one in state.processes)

@@ -1,0 +1,135 @@
+"""Changed settings for a gateway that is at work: read anew, checked, and refused as a whole where they cannot be.
+
+The file is read anew when the supervisor gets SIGHUP; slots besides are set and removed over the admin port, and kept
+in the overlay (config/overlay.py). All of this blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.config import Settings
+from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.overlay import SlotTable, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.problems import SettingsError
+from gateway.errors import ForebayError
+from gateway.serve.recovering import recover_buffer
+from gateway.writeback import DIRECTORY
+
+SLOTS_MORE = 64
+"""So many slots more than at the start, and twice as many, there is room for while a gateway runs."""
+
+
+class ChangeRefused(ForebayError):
+    """Nothing has changed, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange:
+    """What is asked over the admin port: `slot` is what the slot `name` is to be; None: it is to go. `asked` is the id
+    of the question."""
+
+    asked: str
+    name: str
+    slot: Mapping[str, Any] | None
+
+    def to_line(self) -> str:
+        return orjson.dumps({"asked": self.asked, "name": self.name, "slot": self.slot}).decode()
+
+    @classmethod
+    def from_line(cls, line: str) -> SlotChange:
+        return cls(**orjson.loads(line))
+
+
+def slots_max(settings: Settings) -> int:
+    """How many slots there may be while a gateway runs that was started with these."""
+    return 2 * len(settings.slots) + SLOTS_MORE
+
+
+@dataclass(frozen=True, slots=True)
+class Reloader:
+    """Where settings come from: a file, if there is one, and the environment."""
+
+    path: Path | None
+    environment: Mapping[str, str]
+
+    def load(self, running: Settings, change: SlotChange | None, count_max: int) -> LoadedSettings:
+        """The settings from now on, the overlay with `change` written. ChangeRefused where they cannot be, and nothing
+        has changed then."""
+        directory = running.cache.directory
+        try:
+            base = load_settings(self.path, self.environment, running=running)
+            overlay = read_overlay(directory)
+            if change is None:
+                loaded = with_overlay(self.path, self.environment, base, overlay)
+                _refuse_restarts(running, loaded.settings)
+            else:
+                overlay = _changed(overlay, base.settings, change)
+                loaded = load_settings(self.path, self.environment, more_slots=overlay, running=running)
+                _refuse_restarts(running, loaded.settings)
+            if len(loaded.settings.slots) > count_max:
+                raise ChangeRefused(f"there is room for {count_max} slots until the gateway is started again")
+            _refuse_unflushed(running, loaded.settings)
+            self._recover_buffer(running, loaded.settings)
+            if change is not None:
+                write_overlay(directory, overlay)
+        except SettingsError as error:
+            raise ChangeRefused("; ".join(str(problem) for problem in error.problems)) from error
+        except OSError as error:
+            raise ChangeRefused(f"{directory} does not take what was set: {error.strerror}") from error
+        return loaded
+
+    def _recover_buffer(self, running: Settings, settings: Settings) -> None:
+        """The first slot that writes back: nobody has the buffer open."""
+        if any(slot.write == "back" for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
+            return
+        problem = recover_buffer(settings)
+        if problem is not None:
+            raise ChangeRefused(problem)
+
+
+def _changed(overlay: Sequence[SlotTable], base: Settings, change: SlotChange) -> list[SlotTable]:
+    if any(slot.name == change.name for slot in base.slots):
+        raise ChangeRefused(
+            f"the configuration has the slot {change.name!r}: change it there, and have it read by SIGHUP"
+        )
+    others = [slot for slot in overlay if slot["name"] != change.name]
+    if change.slot is not None:
+        return [*others, {**change.slot, "name": change.name}]
+    if len(others) == len(overlay):
+        raise ChangeRefused(f"there is no slot {change.name!r}")
+    return others
+
+
+def _refuse_restarts(running: Settings, settings: Settings) -> None:
+    keys = restart_needed(running, settings)
+    if keys:
+        raise ChangeRefused(f"start the gateway again for these to be in force: {', '.join(keys)}")
+
+
+def _refuse_unflushed(running: Settings, settings: Settings) -> None:
+    """What only this node has of a slot must be at the origin before the slot goes."""
+    left = {slot.name: slot.prefix for slot in settings.slots}
+    gone = [slot for slot in running.slots if slot.write == "back" and left.get(slot.name) != slot.prefix]
+    directory = running.cache.directory / DIRECTORY
+    if not gone or not (directory / "journal").exists():
+        return
+    from gateway.writeback.journal.schema import connect_reading
+    from gateway.writeback.journal.view import JournalView
+
+    with closing(connect_reading(str(directory / "journal"))) as connection:
+        view = JournalView(connection)
+        for slot in gone:
+            usage = view.usage(slot.name)
+            if usage.objects or usage.staged_bytes:
+                raise ChangeRefused(
+                    f"the slot {slot.name!r} has {usage.objects} objects and {usage.staged_bytes} bytes that the "
+                    f'origin does not have: set write = "through", have them flushed (forebay flush --wait '
+                    f"{slot.prefix}), then remove it"
+                )
