@@ -22,7 +22,7 @@ from gateway.blocks.index.eviction import capacity_of
 from gateway.blocks.index.index import Usage
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.maintenance.index_rebuild import move_between_slots, rebuild
+from gateway.blocks.maintenance.index_rebuild import account_late, move_between_slots, rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
@@ -35,9 +35,13 @@ from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
+from gateway.policy.slots import Slots
 
 _log = structlog.get_logger("forebay.cache")
 _DONE = object()
+_LATE_LOOKS, _LATE_SECONDS = 60, 0.5
+"""What was begun on the account of a slot that is another now is waited for so long."""
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -259,9 +263,8 @@ class BlockCache:
 
     async def rebuild_index(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
-        async with self._rebuilding:
-            await self._in_steps(self._rebuild_steps())
-            await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
+        await self._account()
+        await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
     async def follow_slots(self) -> None:
         """The slots of `BlockSettings` were changed: have this process keep to what they say now."""
@@ -278,9 +281,7 @@ class BlockCache:
         """Once all processes keep to the slots of now: put each block on the account of the slot that it belongs to,
         and evict, a little at a time, what is beyond a limit. One process does it for all."""
         tools = self._tools
-        async with self._rebuilding:
-            await tools.threads.index_later(move_between_slots, tools.directory.index, tools.settings.slots)
-            await self._in_steps(self._rebuild_steps())
+        await self._account()
         await self._in_steps(tools.directory.shrinking())
         (await tools.threads.index_later(tools.directory.shrink)).tell(tools.observer)
 
@@ -288,8 +289,18 @@ class BlockCache:
         while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:
             pass
 
-    def _rebuild_steps(self) -> Iterator[None]:
-        return rebuild(self._tools.directory, self._tools.settings.slots)
+    async def _account(self) -> None:
+        """Have every file be in the index, on the account of the slot that its key belongs to now."""
+        tools = self._tools
+        async with self._rebuilding:
+            slots = Slots(tools.settings.slots)  # those of now to the end, though they change meanwhile
+            begun = await tools.threads.index_later(move_between_slots, tools.directory, slots)
+            await self._in_steps(rebuild(tools.directory, slots))
+            for _ in range(_LATE_LOOKS):
+                begun = await tools.threads.index_later(account_late, tools.directory, slots, begun)
+                if not begun:
+                    break
+                await tools.clock.sleep(_LATE_SECONDS)
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """What looks after the blocks that nobody reads; one process runs it for all, and ends it before `close`."""

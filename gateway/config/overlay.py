@@ -113,7 +113,8 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
             continue
         old, new = getattr(before, table), getattr(after, table)
         for name, field in type(old).model_fields.items():
-            if getattr(old, name) != getattr(new, name) and (table, name) not in _LIVE:
+            is_any_port = name == "port" and getattr(new, name) == 0
+            if getattr(old, name) != getattr(new, name) and (table, name) not in _LIVE and not is_any_port:
                 keys.append(f"{table}.{field.alias or name}")
     sizes = {slot.name: slot.block_size_bytes for slot in before.slots}
     keys += [

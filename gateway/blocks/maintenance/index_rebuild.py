@@ -16,7 +16,7 @@ from gateway.blocks.index.index import BlockIndex, PinnedPrefixes
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.layout import BlockRecord, FileRecord, WorkerFile
-from gateway.policy.slots import Slots
+from gateway.policy.slots import DEFAULT_SLOT, Slots
 
 BLOCKS_PER_STEP = 512
 FILES_PER_STEP = 64
@@ -31,11 +31,33 @@ def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
         return transaction.counter(_FINGERPRINT) == fingerprint
 
 
-def move_between_slots(index: BlockIndex, slots: Slots) -> None:
-    """Have a rebuild put every file on the account that the slots of now give it, if others gave it to another."""
-    fingerprint = fingerprint_of(slots)
-    if not slots_are(index, fingerprint):
-        begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+def move_between_slots(directory: BlockDirectory, slots: Slots) -> frozenset[str]:
+    """Have a rebuild put every file on the account that the slots of now give it, if others gave it to another.
+
+    Then the files that are being written: they may still come on the account that others gave them (`account_late`).
+    """
+    index, fingerprint = directory.index, fingerprint_of(slots)
+    if slots_are(index, fingerprint):
+        return frozenset()
+    begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    with index.reading() as transaction:
+        return frozenset(holder.file for holder in transaction.reserved())
+
+
+def account_late(directory: BlockDirectory, slots: Slots, begun: frozenset[str]) -> frozenset[str]:
+    """Put files right that were being written when slots changed, and are not any more; returns those that still are.
+    A segment that is appended to may be for long: it goes as it is."""
+    index, store = directory.index, directory.store
+    with index.reading() as transaction:
+        reserved = {holder.file for holder in transaction.reserved()}
+        known = {file for file in begun if transaction.file(file) is not None}
+    found = [file for name in known if (file := store.describe(name)) is not None]
+    with index.writing() as transaction:
+        for file in found:
+            entered = transaction.file(file.name)
+            if entered is not None:
+                _Step(directory, slots, 0).put_right(transaction, entered, file)
+    return (begun & reserved) - known
 
 
 def begin_rebuild(
@@ -107,7 +129,7 @@ class _Step:
             for file in found:
                 known = transaction.file(file.name)
                 if known is not None:
-                    self._put_right(transaction, known, file)
+                    self.put_right(transaction, known, file)
                 elif file.name not in in_transit and self.directory.store.is_published(file.name):
                     # Under the transaction's lock: one that leaves the index is pending until it is unlinked.
                     unknown = transaction.unknown(described[file.name])
@@ -128,10 +150,14 @@ class _Step:
     def _records(self, file: ScannedFile) -> list[BlockRecord]:
         return [BlockRecord(block.id, extent) for block, extent in file.blocks]
 
-    def _put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
-        if not file.blocks:
-            return  # the header is gone or there never was one; reading finds out about the rest
-        slot = transaction.slot(self._slot_of(file))
+    def put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
+        """Have a file that is in the index be on the account of the slot that its keys belong to."""
+        if file.blocks:
+            slot = transaction.slot(self._slot_of(file))
+        else:  # the header is gone, or there never was one, as in own writes: reading finds out about the rest
+            names = {DEFAULT_SLOT.name, *(one.name for one in self.slots)}
+            is_known = any(number == known.slot and name in names for name, number in transaction.slots().items())
+            slot = known.slot if is_known else transaction.slot(DEFAULT_SLOT.name)
         if slot != known.slot:
             transaction.move(known, slot)
 

@@ -227,8 +227,9 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
-    elif slots.alone():  # else they were changed while the gateway runs, which sees to it when all keep to them
-        index_rebuild.move_between_slots(index, settings.slots)
+    elif slots.alone() and not index_rebuild.slots_are(index, fingerprint):
+        # Where others are at work, slots were changed meanwhile: they see to it when all keep to them.
+        index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
     return index

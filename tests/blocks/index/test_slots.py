@@ -9,8 +9,8 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
+from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.errors import StartupError
 from gateway.objects import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import BLOCK, CountingObserver, block_files, make_origin, open_cache, stored, take, whole
@@ -157,7 +157,7 @@ def test_a_survey_that_is_broken_off_is_carried_on(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             await read_in(cache, "default", *objects(origin, "a", 20))
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:
-            steps = cache._rebuild_steps()
+            steps = rebuild(cache._tools.directory, slots())
             for _ in range(9):
                 next(steps)
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:
@@ -169,13 +169,61 @@ def test_a_survey_that_is_broken_off_is_carried_on(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_processes_with_different_slots_refuse_to_share(tmp_path: Path) -> None:
-    """Two accounts of the same bytes could not both be right."""
+def test_slots_change_while_the_cache_is_open(tmp_path: Path) -> None:
+    """Blocks go to the accounts of now, and beyond a new limit they are evicted; those that come count there."""
 
+    async def scenario() -> None:
+        origin, now, prefix = make_origin(), Slots(), Prefix.parse("s3://train/a/")
+        async with open_cache(tmp_path / "c", origin, slots=now) as cache:
+
+            async def change(*slots: Slot) -> None:
+                now.follow(slots)
+                await cache.follow_slots()
+                await cache.move_between_slots()
+
+            await read_in(cache, "default", *objects(origin, "a", 20))
+            assert blocks_of(cache) == {"default": 20}
+            await change(Slot("a", prefix))
+            assert blocks_of(cache) == {"a": 20}
+            await change(Slot("a", prefix, capacity_limit_bytes=10 * FILE))
+            assert blocks_of(cache) == {"a": 10}
+            await read_in(cache, "a", *objects(origin, "a/more", 5))
+            assert blocks_of(cache) == {"a": 10}
+            await change()
+            assert blocks_of(cache) == {"default": 10}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_fetched_while_slots_change_goes_to_the_account_of_now(tmp_path: Path) -> None:
+    """It began on that of before."""
+
+    async def scenario() -> None:
+        origin, now = make_origin(), Slots()
+        async with open_cache(tmp_path / "c", origin, slots=now) as cache:
+            await read_in(cache, "default", *objects(origin, "a", 3))
+            late = stored(origin, "a/late", BLOCK)
+            reader = await cache.open_range(late, whole(late), slot="default")
+            now.follow([Slot("a", Prefix.parse("s3://train/a/"))])
+            await cache.follow_slots()
+            moving = asyncio.create_task(cache.move_between_slots())
+            await asyncio.sleep(0)
+            await take(reader)
+            await cache.settle()
+            await moving
+            assert blocks_of(cache) == {"a": 4}
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_comes_later_leaves_the_accounts_to_the_others(tmp_path: Path) -> None:
+    """Slots were changed, and not all keep to them yet: who starts meanwhile changes nothing of the accounts."""
     settings = BlockSettings(tmp_path / "c", 64 * BLOCK, BLOCK, slots=slots())
-    with FillWorker(tmp_path / "c", 1, "http://127.0.0.1:9"), pytest.raises(StartupError, match="other slots"):
-        open_directory(settings, 0)
-    open_directory(settings, 0).close()
+    with FillWorker(tmp_path / "c", 1, "http://127.0.0.1:9"):
+        opened = open_directory(settings, 0)
+        with opened.blocks.index.reading() as transaction:
+            assert not transaction.unindexed()
+        opened.close()
 
 
 def test_files_on_disk_are_what_the_accounts_say(tmp_path: Path) -> None:
