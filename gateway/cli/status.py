@@ -47,6 +47,9 @@ def show_status(document: dict[str, Any]) -> None:
     if failing := cache["disk"]["journal_failing_processes"]:
         text = "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: "
         console.print(f"{text}{failing}", style="bold red", soft_wrap=True)
+    if gateway.get("settings_problem"):
+        text = f"the configuration was read anew and is not in force: {gateway['settings_problem']}"
+        console.print(text, style="red", soft_wrap=True, highlight=False, markup=False)
     if gateway["closed"]:
         console.print(gateway["closed"], style="red", soft_wrap=True)
     if cache["scrub"] is not None:

@@ -17,6 +17,7 @@ _PROCESS = {
         "process_id": {"type": ["integer", "null"]},
         "ready": {"type": "boolean"},
         "restarts": {"type": "integer"},
+        "generation": {"type": "integer", "description": "of the settings that it keeps to"},
     },
 }
 _GATEWAY = {
@@ -33,6 +34,11 @@ _GATEWAY = {
         "draining": {"type": "boolean"},
         "ready": {"type": "boolean"},
         "processes": {"type": "array", "items": _PROCESS},
+        "generation": {"type": "integer", "description": "how often settings were changed since the start"},
+        "settings_problem": {
+            "type": ["string", "null"],
+            "description": "why the configuration, read anew at the last SIGHUP, is not in force",
+        },
     },
 }
 _ORIGIN = {
@@ -236,6 +242,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
             "/api/v1/callers": _get("Callers, and what binds them.", "application/json", _CALLERS),
             "/api/v1/slots": _get("Slots, and what binds them.", "application/json", _SLOTS),
+            "/api/v1/slots/{name}": _slot(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             **snapshot_paths(_JOB, _GUARDED),
@@ -512,6 +519,62 @@ _GUARDED = {
     "401": {"description": "admin.token is set and was not given."},
     "403": {"description": "Without admin.token, the Host header must name this machine."},
 }
+
+
+def _slot() -> dict[str, Any]:
+    changed = {
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "in_force": {"type": "boolean"}},
+                }
+            }
+        }
+    }
+    responses = {
+        "200": {"description": "All processes keep to it.", **changed},
+        "202": {
+            "description": "It is set; a process that is stopped keeps to it when it goes on.",
+            **changed,
+        },
+        "400": {"description": "The body is no slot."},
+        "401": {"description": "admin.token is set and was not given."},
+        "403": {"description": "Not from this machine, and there is no admin.token."},
+        "409": {
+            "description": "Refused, with why: the configuration has this slot, the settings cannot be together, or "
+            "the slot has what the origin does not have yet."
+        },
+        "503": {"description": "The supervisor has not answered, or too many changes are under way."},
+    }
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    security: list[dict[str, list[str]]] = [{"token": []}, {}]
+    body = {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["prefix"],
+                    "description": "the keys of [[slots]], with the values that they have in the file",
+                }
+            }
+        },
+    }
+    return {
+        "parameters": [name],
+        "put": {
+            "summary": "Set a slot beside those of the configuration, while the gateway runs.",
+            "requestBody": body,
+            "responses": responses,
+            "security": security,
+        },
+        "delete": {
+            "summary": "Remove a slot that was set here.",
+            "responses": {status: answer for status, answer in responses.items() if status != "400"},
+            "security": security,
+        },
+    }
 
 
 def _get(summary: str, media_type: str, schema: dict[str, Any], *, guarded: bool = True) -> dict[str, Any]:

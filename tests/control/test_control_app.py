@@ -93,7 +93,13 @@ def test_health_needs_nothing(tmp_path: Path) -> None:
 def test_status_tells_processes_origin_cache_and_slots(tmp_path: Path) -> None:
     """The document that `forebay status` shows."""
     document = ask(tmp_path, "/api/v1/status").json()
-    assert document["gateway"]["processes"][1] == {"name": "background", "process_id": 3, "ready": True, "restarts": 1}
+    assert document["gateway"]["processes"][1] == {
+        "name": "background",
+        "process_id": 3,
+        "ready": True,
+        "restarts": 1,
+        "generation": 0,
+    }
     assert document["origin"]["endpoint_url"] == "http://127.0.0.1:1"
     assert document["slots"][0]["prefix"] == "s3://train/"
 
