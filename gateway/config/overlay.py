@@ -35,7 +35,12 @@ def load_with_overlay(path: Path | None, environment: Mapping[str, str]) -> Load
     SettingsError for settings that cannot be used, and for an overlay that is damaged.
     """
     loaded = load_settings(path, environment)
-    return with_overlay(path, environment, loaded, read_overlay(loaded.settings.cache.directory))
+    directory = loaded.settings.cache.directory
+    try:
+        return with_overlay(path, environment, loaded, read_overlay(directory))
+    except OSError as error:  # the disk fails: the gateway does without it, and says so
+        text = f"slots that were set over the admin port are not in force: {directory / NAME}: {error.strerror}"
+        return replace(loaded, warnings=(*loaded.warnings, text))
 
 
 def with_overlay(
@@ -73,7 +78,7 @@ def with_overlay(
 
 
 def read_overlay(directory: Path) -> list[SlotTable]:
-    """The slots that it names; none where there is no file. SettingsError for one that is damaged."""
+    """The slots that it names; none where there is no file. SettingsError for one that is damaged, OSError."""
     path = directory / NAME
     try:
         document = orjson.loads(path.read_bytes())
@@ -81,10 +86,8 @@ def read_overlay(directory: Path) -> list[SlotTable]:
         if document["format"] == FORMAT and document["checksum"] == _checksum(slots):
             return list(slots)
         problem = f"damaged, or of another version than {FORMAT!r}"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        problem = error.strerror or str(error)
     except (ValueError, KeyError, TypeError):
         problem = "damaged"
     allowed = f"a file that this version has written ({problem}): move it away, and set its slots again"

@@ -1,0 +1,125 @@
+"""Slots that were set over the admin port, beside the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.loading import load_settings
+from gateway.config.overlay import NAME, load_with_overlay, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.problems import SettingsError
+
+CONFIGURATION = """
+[cache]
+directory = "{directory}"
+capacity = "1GiB"
+
+[[slots]]
+name = "a"
+prefix = "s3://b/a/"
+capacity = "600MiB"
+"""
+
+
+def configured(tmp_path: Path, text: str = CONFIGURATION) -> Path:
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    path = tmp_path / "forebay.toml"
+    path.write_text(text.format(directory=tmp_path / "cache"))
+    return path
+
+
+def slot(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "prefix": f"s3://b/{name}/", **more}
+
+
+def test_slots_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """They come behind those of the configuration."""
+    path = configured(tmp_path)
+    write_overlay(tmp_path / "cache", [slot("c", weight=3), slot("d")])
+    loaded = load_with_overlay(path, {})
+    assert [one.name for one in loaded.settings.slots] == ["a", "c", "d"]
+    assert loaded.settings.slots[1].weight == 3
+    assert (tmp_path / "cache" / NAME).stat().st_mode & 0o777 == 0o600
+    write_overlay(tmp_path / "cache", [])
+    assert not (tmp_path / "cache" / NAME).exists()
+
+
+@pytest.mark.parametrize("one", [slot("a", weight=9), {"name": "z", "prefix": "s3://b/a/"}])
+def test_the_configuration_wins(tmp_path: Path, one: dict[str, Any]) -> None:
+    """Of two that say something of the same slot or prefix, and it is told."""
+    path = configured(tmp_path)
+    write_overlay(tmp_path / "cache", [one, slot("c")])
+    loaded = load_with_overlay(path, {})
+    assert [(one.name, one.weight) for one in loaded.settings.slots] == [("a", 1), ("c", 1)]
+    assert any(one["name"] in warning and "in force" in warning for warning in loaded.warnings)
+
+
+def test_what_cannot_be_beside_the_configuration_is_left_out(tmp_path: Path) -> None:
+    """Each by itself, with why; the others are in force."""
+    path = configured(tmp_path)
+    write_overlay(tmp_path / "cache", [slot("c", capacity="700MiB"), slot("d"), slot("e", colour="red")])
+    loaded = load_with_overlay(path, {})
+    assert [one.name for one in loaded.settings.slots] == ["a", "d"]
+    told = "\n".join(loaded.warnings)
+    assert "'c'" in told
+    assert "cache.capacity" in told
+    assert "colour" in told
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"format": "forebay slots 1", "slots": [], "checksum": ""}', b"\xff"]
+)
+def test_one_that_is_damaged_is_refused(tmp_path: Path, content: bytes) -> None:
+    """With its path, and what to do."""
+    path = configured(tmp_path)
+    (tmp_path / "cache" / NAME).write_bytes(content)
+    with pytest.raises(SettingsError, match=r"slots\.json.*move it away"):
+        load_with_overlay(path, {})
+
+
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    """Wherever it is."""
+    write_overlay(tmp_path, [slot("c", weight=3)])
+    whole = (tmp_path / NAME).read_bytes()
+    for at in range(len(whole)):
+        damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        (tmp_path / NAME).write_bytes(damaged)
+        try:
+            assert read_overlay(tmp_path) == [slot("c", weight=3)]  # white space
+        except SettingsError:
+            continue
+
+
+def test_a_disk_that_fails_leaves_the_configuration(tmp_path: Path) -> None:
+    """The gateway goes on without the cache directory then, and says what is not in force."""
+    path = configured(tmp_path)
+    (tmp_path / "cache" / NAME).mkdir()
+    loaded = load_with_overlay(path, {})
+    assert [one.name for one in loaded.settings.slots] == ["a"]
+    assert any("not in force" in warning for warning in loaded.warnings)
+
+
+def test_what_needs_a_restart(tmp_path: Path) -> None:
+    """Everything that the running gateway cannot follow, by its key."""
+    path = configured(tmp_path)
+    before = load_settings(path, {}).settings
+    assert restart_needed(before, load_settings(path, {}, running=before).settings) == []
+    text = CONFIGURATION.replace('"1GiB"', '"2GiB"') + 'block_size = "1MiB"\n[server]\nworkers = 3\nport = 0\n'
+    after = load_settings(configured(tmp_path, text), {}).settings
+    assert restart_needed(before, after) == ["server.workers", "cache.capacity", "block_size of the slot 'a'"]
+    first = text + '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "s"\nallow = ["s3://"]\n'
+    assert "the first or the last of credentials" in restart_needed(
+        before, load_settings(configured(tmp_path, first), {}).settings
+    )
+
+
+def test_an_omitted_capacity_stays_what_it_was(tmp_path: Path) -> None:
+    """Though the disk has filled meanwhile."""
+    path = configured(tmp_path, '[cache]\ndirectory = "{directory}"\n')
+    before = load_settings(path, {}).settings
+    smaller = before.model_copy(update={"cache": before.cache.model_copy(update={"capacity_bytes": 2**29})})
+    assert load_settings(path, {}, running=smaller).settings.cache.capacity_bytes == 2**29
+    found = with_overlay(path, {}, load_settings(path, {}, running=smaller), [slot("c")])
+    assert found.settings.cache.capacity_bytes == 2**29
