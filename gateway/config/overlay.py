@@ -112,9 +112,11 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
     """The keys of what was changed and cannot be while the gateway runs."""
     keys = []
     for table in type(before).model_fields:
-        if table in ("slots", "credentials"):
-            continue
         old, new = getattr(before, table), getattr(after, table)
+        if isinstance(old, list):
+            if old != new and table not in _LIVE_LISTS:
+                keys.append(table)
+            continue
         for name, field in type(old).model_fields.items():
             is_any_port = name == "port" and getattr(new, name) == 0
             if getattr(old, name) != getattr(new, name) and (table, name) not in _LIVE and not is_any_port:
@@ -130,6 +132,7 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
     return keys
 
 
+_LIVE_LISTS = frozenset({"slots", "credentials", "caller_classes"})
 _LIVE = frozenset(
     {
         ("origin", "read_bandwidth_bytes_per_second"),
@@ -140,8 +143,9 @@ _LIVE = frozenset(
         ("origin", "session_token"),
         ("server", "certificate_file"),
         ("server", "key_file"),
+        ("server", "caller_wait_seconds"),
         ("admin", "token"),
         ("admin", "token_file"),
     }
 )
-"""What can be changed while the gateway runs, besides slots and credentials."""
+"""What can be changed while the gateway runs, besides those lists."""

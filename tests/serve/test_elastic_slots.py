@@ -41,7 +41,7 @@ def client_of(url: str, key: tuple[str, str] = KEY) -> Any:
         region_name="us-east-1",
         aws_access_key_id=key[0],
         aws_secret_access_key=key[1],
-        config=Config(retries={"max_attempts": 1}, s3={"addressing_style": "path"}),
+        config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
     )
 
 
@@ -490,3 +490,30 @@ def _drawn(dice: random.Random, name: str) -> dict[str, Any]:
     if dice.random() < 0.3:
         slot["eviction"] = "lru"
     return slot
+
+
+def test_limits_of_callers_change(tmp_path: Path) -> None:
+    """With the credentials: who is limited is held back in each worker at once, and let go again."""
+    one = {"access_key_id": "one", "secret_access_key": "one-secret-0123", "allow": ["s3://"]}
+    limited = {**one, "requests_per_second": 5}
+    with an_origin() as origin:
+        config = config_of(origin, credentials=[one])
+        config["server"]["caller_wait"] = "100ms"
+        with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
+            admin, clients = Admin(gateway), [client_of(gateway.s3_url, ("one", "one-secret-0123")) for _ in range(4)]
+            clients[0].put_object(Bucket=BUCKET, Key="a", Body=b"x")
+
+            def slowed() -> int:
+                count = 0
+                for number in range(60):
+                    try:
+                        clients[number % 4].get_object(Bucket=BUCKET, Key="a")["Body"].read()
+                    except ClientError as error:
+                        count += error.response["Error"]["Code"] == "SlowDown"
+                return count
+
+            assert slowed() == 0
+            admin.reload({"credentials": [limited]}, gateway)
+            assert slowed() > 10
+            admin.reload({"credentials": [one]}, gateway)
+            assert slowed() == 0
