@@ -136,6 +136,9 @@ class PreparedRequests:
         self._tally_of: dict[str, TallyOf] = {}
         """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
+        self.generation = 0
+        """Of heads: those of before are not to be answered."""
+
         self.latest: list[PreparedHead] = []
         """The kinds that were learned last, or used last by a connection that had not had them yet."""
 
@@ -154,9 +157,12 @@ class PreparedRequests:
         return head
 
     def forget(self) -> None:
-        """Slots, rights or keys were changed: all is worked out anew."""
+        """Slots, rights, keys or limits were changed: all is worked out anew, and heads are learned anew."""
         for place in self._objects:
             self._objects[place] = None
+        self._heads.clear()
+        self.latest.clear()
+        self.generation += 1
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
@@ -417,10 +423,11 @@ def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
 class ConnectionHeads:
     """The kinds that one connection has sent, the last one first."""
 
-    __slots__ = ("_all", "_heads", "_is_known", "_learned")
+    __slots__ = ("_all", "_generation", "_heads", "_is_known", "_learned")
 
     def __init__(self, prepared: PreparedRequests) -> None:
         self._all = prepared
+        self._generation = prepared.generation
         self._heads = list(prepared.latest)
         self._learned = 0
         self._is_known = False
@@ -434,6 +441,9 @@ class ConnectionHeads:
     def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
         """The answer to a whole head, where it is prepared, or what is to be asked before."""
         self._is_known = False
+        if self._generation != self._all.generation:
+            self._generation, self._learned = self._all.generation, 0
+            self._heads = list(self._all.latest)
         for number, head in enumerate(self._heads):
             values = head.match(raw)
             if values is not None:
