@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -15,6 +17,9 @@ import httpx
 import pytest
 from botocore.config import Config
 
+from tests.clients.commands import Command
+from tests.clients.crt import CrtClient
+from tests.clients.trees import make_tree, read_tree
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -121,36 +126,95 @@ def test_one_long_body_does_not_pass_at_once(gateway: GatewayProcess) -> None:
 def test_a_worker_that_is_stopped_or_killed_while_it_holds_all_costs_its_share_for_a_second(
     gateway: GatewayProcess, number: signal.Signals
 ) -> None:
-    """Uploads whose bodies do not come hold all four places; then their worker is gone."""
-    s3, url = client(gateway, "job"), client(gateway, "job").generate_presigned_url
-    target = url("put_object", Params={"Bucket": BUCKET, "Key": "held"})
-    address = httpx.URL(target)
-    held, workers = [], [one for one in gateway.worker_pids() if one is not None]
-    for _ in range(4):
-        connection = socket.create_connection((address.host, address.port or 80))
-        head = (
-            f"PUT {address.raw_path.decode()} HTTP/1.1\r\nHost: {address.netloc.decode()}\r\nContent-Length: 9\r\n\r\n"
-        )
-        connection.sendall(head.encode())
-        held.append(connection)
-    deadline = time.monotonic() + 30
-    while metric(gateway, 'forebay_caller_running{name="job"') < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    refused = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "small/1"})
-    answer = httpx.get(refused, trust_env=False)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    """Uploads whose bodies do not come hold all four places in one worker; then that is gone."""
+    s3 = client(gateway, "job")
+    target = httpx.URL(s3.generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": "held"}))
+    small = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "small/1"})
+    line = f"PUT {target.raw_path.decode()} HTTP/1.1"
+    head = f"{line}\r\nHost: {target.netloc.decode()}\r\nContent-Length: 9\r\n\r\n"
+    other, holder = (pid for pid in gateway.worker_pids() if pid is not None)
+    held = []
     try:
-        for pid in workers:
-            os.kill(pid, number)
-        if number is signal.SIGSTOP:  # of two that are stopped nobody answers: one goes on
-            os.kill(workers[0], signal.SIGCONT)
-        began = time.monotonic()
-        assert s3.get_object(Bucket=BUCKET, Key="small/1")["Body"].read()
-        assert time.monotonic() - began < 30
+        with stopped(other):  # so the holder has all of them
+            for _ in range(4):
+                held.append(socket.create_connection((target.host, target.port or 80)))
+                held[-1].sendall(head.encode())
+            deadline = time.monotonic() + 30
+            while metric(gateway, RUNNING) < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        answer = httpx.get(small, trust_env=False)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        with stopped(holder) if number is signal.SIGSTOP else killed(holder):
+            began = time.monotonic()
+            assert s3.get_object(Bucket=BUCKET, Key="small/1")["Body"].read()
+            assert time.monotonic() - began < 10  # far less than the minute that a body may take
     finally:
         for connection in held:
             connection.close()
-        if number is signal.SIGSTOP:
-            for pid in workers:
-                os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while metric(gateway, RUNNING) > 0 or None in gateway.worker_pids():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+RUNNING = 'forebay_caller_running{name="job"'
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def killed(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGKILL)
+    yield
+
+
+def test_rclone_at_three_times_the_limit(gateway: GatewayProcess, tmp_path: Path) -> None:
+    """A folder goes up and comes back, twelve transfers at a time for four places."""
+    config = tmp_path / "rclone.conf"
+    config.write_text(
+        f"[forebay]\ntype = s3\nprovider = Other\naccess_key_id = job\nsecret_access_key = {KEYS['job']}\n"
+        f"region = us-east-1\nendpoint = {gateway.s3_url}\nforce_path_style = true\n"
+    )
+    rclone = Command("rclone", {"HOME": str(tmp_path), "RCLONE_CONFIG": str(config), "PATH": "/usr/bin:/bin"})
+    content = make_tree(tmp_path / "source")
+    waits = metric(gateway, "forebay_caller_waits_total{")
+    rclone("copy", "--transfers", "12", "--checkers", "12", tmp_path / "source", f"forebay:{BUCKET}/tree")
+    rclone("copy", "--transfers", "12", "--checkers", "12", f"forebay:{BUCKET}/tree", tmp_path / "target")
+    assert read_tree(tmp_path / "target") == content
+    assert metric(gateway, "forebay_caller_waits_total{") > waits
+    assert metric(gateway, "forebay_caller_running{") == 0
+
+
+def test_the_crt_at_three_times_the_limit(gateway: GatewayProcess) -> None:
+    """Twelve objects at a time for four places, by the CRT's own S3 client and its own back-off, over plain HTTP."""
+    from awscrt import auth, s3
+
+    keys = auth.AwsCredentialsProvider.new_static("job", KEYS["job"])
+    crt = CrtClient.__new__(CrtClient)
+    crt._host, crt._bucket = httpx.URL(gateway.s3_url).netloc.decode(), BUCKET
+    crt._client = s3.S3Client(
+        region="us-east-1",
+        tls_mode=s3.S3RequestTlsMode.DISABLED,
+        signing_config=s3.create_default_s3_signing_config(region="us-east-1", credential_provider=keys),
+        part_size=5 * MIB,
+    )
+    waits = metric(gateway, "forebay_caller_waits_total{")
+
+    def work(number: int) -> None:
+        content = b"%d" % number * 40_000
+        assert crt.put(f"crt/{number}", content).status == 200
+        answer = crt.get(f"crt/{number}")
+        assert (answer.status in (200, 206), answer.body == content) == (True, True)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(work, range(48)))
+    assert metric(gateway, "forebay_caller_waits_total{") > waits
+    assert metric(gateway, "forebay_caller_running{") == 0
