@@ -339,6 +339,21 @@ def test_the_debt_of_small_answers_holds_back_what_comes_next() -> None:
     play(alone(Limits(read_bytes_per_second=1e6)), scene)
 
 
+def test_who_leaves_at_the_very_moment_of_the_turn_gives_the_place_back() -> None:
+    async def scene(node: Node) -> None:
+        of = node.of("a")
+        assert of.enter_now("read")
+        waiting = asyncio.create_task(of.enter("read"))
+        await node.clock.advance(0.05)
+        of.leave()  # it has the place, and has not heard of it
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert of.enter_now("read")
+
+    play(alone(Limits(1)), scene)
+
+
 def test_memory_of_another_configuration_is_refused() -> None:
     plan = alone(Limits(1))
     with memory(plan, 1) as descriptor, pytest.raises(ValueError, match="another version"):
