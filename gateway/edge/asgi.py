@@ -26,7 +26,7 @@ from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter
-from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
+from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
@@ -546,13 +546,18 @@ class S3App:
         if limits.enter_now(direction):
             record.limits = limits
             return perform(context)
-        return self._limited(record, context, limits, direction)
+        return self._limited(record, context, limits, direction, scope.get(CONTINUE))
 
     async def _limited(
-        self, record: RequestRecord, context: RequestContext, limits: CallerLimits, direction: Direction
+        self,
+        record: RequestRecord,
+        context: RequestContext,
+        limits: CallerLimits,
+        direction: Direction,
+        send_continue: Callable[[], None] | None,
     ) -> Response:
         """Wait for room, then go on as usual."""
-        await enter(limits, direction, context.request.headers)
+        await enter(limits, direction, send_continue)
         record.limits = limits
         answer = perform(context)
         return answer if isinstance(answer, Response) else await answer

@@ -1,13 +1,14 @@
 """A request of a caller that is limited: it waits for room before anything is done, and its bodies are paced.
 
 Nothing is held meanwhile but the connection and the request's head: no byte of a body is read. A client that has sent
-`Expect: 100-continue` begins to send after a second without an answer (botocore, Go): so such a request waits for half
-a second at most, then it has its 503 in place of the 100. Its body's first piece never waits.
+`Expect: 100-continue` has its 100 at once, for after a second without one it would begin to send all the same
+(botocore, Go), and take the 100 that comes then for another answer; what it sends waits in the connection, as that of
+others does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,6 @@ from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
 from gateway.objects import FileSpan
 from gateway.policy.callers import CallerLimits, Direction, Refused
 from gateway.s3.error_codes import s3_error
-
-EXPECTING_WAIT_SECONDS = 0.5
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -27,13 +26,13 @@ def direction_of(body_length_bytes: int | None) -> Direction:
     return "read" if body_length_bytes == 0 else "write"
 
 
-async def enter(limits: CallerLimits, direction: Direction, headers: Mapping[str, str]) -> None:
-    """Wait for room; S3Error SlowDown where there is none in time."""
-    wait_seconds = limits.wait_seconds
-    if "100-continue" in headers.get("expect", "").lower():
-        wait_seconds = min(wait_seconds, EXPECTING_WAIT_SECONDS)
+async def enter(limits: CallerLimits, direction: Direction, send_continue: Callable[[], None] | None) -> None:
+    """Wait for room; S3Error SlowDown where there is none in time. `send_continue` is there where the client expects
+    a 100."""
+    if send_continue is not None:
+        send_continue()
     try:
-        await limits.enter(direction, wait_seconds)
+        await limits.enter(direction)
     except Refused as refused:
         raise s3_error(
             "SlowDown",

@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
+from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
@@ -572,6 +572,8 @@ class S3Protocol(S3Connection):
         if self._receive_threads is not None:
             receiving = Receiving(cycle, self.wire, self._receive_threads, self._on_body_complete)
             scope[RECEIVE_INTO] = receiving.receive_into
+        if head.expects_continue:
+            scope[CONTINUE] = cycle.send_continue
         self._start_task(cycle, self.app(scope, cycle.receive, cycle.send))
         self._input = _BODY
         arrived, self._received = bytes(self._received), b""

@@ -107,6 +107,8 @@ RESPONSE = "forebay.response"
 SPAN = "forebay.span"
 WAITED = "forebay.waited"
 LENT = "forebay.lent_bytes"
+CONTINUE = "forebay.send_continue"
+"""In the scope of a request that waits for its 100: sends it, though the body is not asked for yet."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
