@@ -23,6 +23,8 @@ from tests.clients.trees import make_tree, read_tree
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
+pytestmark = pytest.mark.clients
+
 MIB = 2**20
 BUCKET = "bucket"
 KEYS = {"job": "job-secret-0123456789", "fast": "fast-secret-0123456789", "slow": "slow-secret-0123456789"}
