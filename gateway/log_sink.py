@@ -18,11 +18,19 @@ CLOSING_SECONDS = 1.0
 
 
 class LogSink:
-    """Lines for one descriptor, in their order. `told_lost` is the line that tells how many were lost."""
+    """Lines for one descriptor, in their order. `told_lost` is the line that tells how many were lost, `on_lost` is
+    called with a number each time that some are. A `descriptor` that may change is asked for before each line; OSError
+    then is as if it took nothing."""
 
-    def __init__(self, descriptor: int, told_lost: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        descriptor: int | Callable[[], int],
+        told_lost: Callable[[int], str],
+        on_lost: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._descriptor = descriptor
         self._told_lost = told_lost
+        self._on_lost = on_lost
         self._change = threading.Condition()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -37,6 +45,7 @@ class LogSink:
         with self._change:
             if self._is_closed or self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
                 self._lost += 1
+                self._on_lost(1)
                 return
             self._waiting.append(line)
             self._waiting_bytes += len(line)
@@ -75,12 +84,15 @@ class LogSink:
             try:
                 self._write_all(line)
             except OSError:  # its disk is full, or its reader has gone: others may be taken later
+                missing = len(notice) + len(lines) - number
                 with self._change:
-                    self._lost += lost + len(lines) if number == 0 else len(notice) + len(lines) - number
+                    self._lost += lost + len(lines) if number == 0 else missing
+                self._on_lost(min(missing, len(lines)))
                 return
 
     def _write_all(self, line: bytes) -> None:
+        descriptor = self._descriptor if isinstance(self._descriptor, int) else self._descriptor()
         left = memoryview(b"\n" + line if self._is_torn else line)
         while left:
-            left = left[os.write(self._descriptor, left) :]
+            left = left[os.write(descriptor, left) :]
             self._is_torn = bool(left)

@@ -444,6 +444,9 @@ CALLER_REFUSED = Counter(
     ("scope", "name", "limit"),
     "Requests that were answered 503 SlowDown because there was no room under a caller's limit in time.",
 )
+AUDIT_LOST = Counter(
+    "forebay_audit_lost_lines_total", "lines", (), "Lines of the audit log that its disk has not taken, or not in time."
+)
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting", "requests", ("scope", "name"), "Requests and pieces of bodies that wait now."
 )

@@ -32,6 +32,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _origin_credentials,
         _origin_proxy,
         _files,
+        _audit_file,
         _capacity,
         _credentials,
         _caller_classes,
@@ -137,6 +138,18 @@ def _origin_proxy(settings: Settings) -> Iterator[ConfigError]:
     proxy = settings.origin.proxy
     if proxy is not None and not re.fullmatch(r"http://[^/?#\s]+/?", proxy.get_secret_value()):
         yield ConfigError("origin.proxy", Hidden(), "http://[user:password@]host:port")
+
+
+def _audit_file(settings: Settings) -> Iterator[ConfigError]:
+    path = settings.logging.audit_file
+    if path is None:
+        return
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        yield ConfigError(
+            "logging.audit_file", str(path), "a file that can be written to, in a directory that is there"
+        )
+    elif path.is_symlink() or (path.exists() and not path.is_file()):
+        yield ConfigError("logging.audit_file", str(path), "a plain file, and no link")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:

@@ -343,6 +343,12 @@ class LoggingSettings(Section):
     format: Literal["auto", "json", "console"] = setting(
         "auto", "`auto`: console on a terminal, JSON lines elsewhere.", allowed="auto, json or console"
     )
+    audit_file: Path | None = setting(
+        None,
+        "File for a JSON line about every request that changes something, or was refused to, and every change over the "
+        "admin port. May be renamed while the gateway runs, as logrotate does. Omitted: none.",
+        allowed="a file, which may be missing, in a directory that is there and can be written to",
+    )
 
 
 class Settings(Section):

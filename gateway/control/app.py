@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from gateway import metric_kinds, metrics
+from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer
@@ -43,13 +44,14 @@ def control_app(
     lent: Holders | None = None,
     check: OriginCheck | None = None,
     changes: SlotChanges | None = None,
+    audit: AuditLog | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     lent = lent or Holders()
     control = _Control(live, holder, metrics_directory, lent, check)
     work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
     pending = WritebackApi(lent.writeback)
-    guard = Guard(live)
+    guard = Guard(live, audit)
     slots = SlotsApi(live, metrics_directory, lent.writeback, changes)
     return Starlette(
         routes=[

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.control.answers import problem
 
@@ -24,8 +25,10 @@ class Guard:
     owner lets point here (DNS rebinding) would otherwise do with the gateway as it likes.
     """
 
-    def __init__(self, live: LiveSettings) -> None:
+    def __init__(self, live: LiveSettings, audit: AuditLog | None = None) -> None:
+        """`audit` is told of everything that is asked for to change something."""
         self._live = live
+        self._audit = audit
 
     @property
     def _token(self) -> bytes | None:
@@ -34,6 +37,16 @@ class Guard:
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
         async def guarded(request: Request) -> Response:
+            answer = await answered(request)
+            if self._audit is not None and request.method not in _READS:
+                remote = request.client.host if request.client is not None else None
+                url = request.url
+                self._audit.admin(
+                    remote=remote, method=request.method, path=url.path, query=url.query, status=answer.status_code
+                )
+            return answer
+
+        async def answered(request: Request) -> Response:
             if not self._allows(request):
                 message = "this needs the header 'Authorization: Bearer …' with admin.token"
                 return problem(401, message, {"www-authenticate": 'Bearer realm="forebay"'})

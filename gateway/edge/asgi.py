@@ -13,15 +13,17 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
+from gateway.audit import AuditLog
 from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
@@ -77,6 +79,7 @@ class RequestRecord:
     """See the module. `body` is None until the head has told how long it is."""
 
     __slots__ = (
+        "answered",
         "body",
         "cache",
         "context",
@@ -85,6 +88,7 @@ class RequestRecord:
         "operation",
         "raw_path",
         "reason",
+        "request",
         "request_id",
         "sent_bytes",
         "slot",
@@ -106,6 +110,10 @@ class RequestRecord:
         self.cache: str | None = None
         self.reason: MissReason | None = None
         self.context: RequestContext | None = None
+        self.request: S3Request | None = None
+        self.answered: Mapping[str, str] = _NOTHING_ANSWERED
+        """What the answer's head says of the object that was written."""
+
         self.credential = NOBODY
         self.limits: CallerLimits | None = None
         """Under which it holds a place."""
@@ -380,6 +388,28 @@ def _bound_log() -> FilteringBoundLogger:
     return log
 
 
+_NOTHING_ANSWERED: Mapping[str, str] = MappingProxyType({})
+_OF_WHAT_WAS_WRITTEN = frozenset({"etag", "x-amz-version-id", "x-amz-delete-marker", "x-amz-copy-source-version-id"})
+
+
+def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
+    request, client = record.request, scope.get("client")
+    keys: Sequence[str | None] = [request.key if request is not None else None]
+    if record.context is not None and record.context.named_keys:
+        keys = record.context.named_keys
+    audit.request(
+        caller=record.credential,
+        remote=str(client[0]) if client else None,
+        operation=record.operation,
+        bucket=request.bucket if request is not None else None,
+        keys=keys,
+        status=record.status,
+        request_id=record.request_id,
+        received_bytes=record.body.received_bytes if record.body is not None else 0,
+        answer=record.answered,
+    )
+
+
 @dataclass(eq=False)
 class S3App:
     """The S3 port's ASGI application.
@@ -396,6 +426,7 @@ class S3App:
     log: FilteringBoundLogger = field(default_factory=_bound_log)
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
+    audit: AuditLog | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -410,6 +441,8 @@ class S3App:
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
+            if self.audit is not None:
+                record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
             whole = whole_response(reply, scope, record)
             try:
                 if whole is not None:
@@ -440,6 +473,8 @@ class S3App:
             if record.limits is not None:
                 record.limits.leave()
             self._report(record)
+            if self.audit is not None and scope["method"] not in READ_METHODS:
+                _audited(self.audit, record, scope)
 
     async def _wait(self, record: RequestRecord, scope: Scope) -> None:
         """To be called before anything is waited for: until then the server has no task for the request."""
@@ -518,6 +553,7 @@ class S3App:
         request = parse_request(scope["method"], record.raw_path, scope["query_string"], headers, self.base_domains)
         body = record.body = request_body(request.headers, receive, scope.get(RECEIVE_INTO))
         record.operation = request.operation  # a string itself
+        record.request = request
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")
         caller = self._caller(request)

@@ -303,7 +303,8 @@ class RequestContext:
     belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
     which what is scarce is shared out. `not_absorbed` is why a write goes through where the slot writes back: it
     becomes the `x-forebay-not-absorbed` header of whatever is answered. `made_of` are the ETags of the parts that a
-    CompleteMultipartUpload lists, once it is read. `told` is what the origin has said already, since the request came,
+    CompleteMultipartUpload lists, once it is read. `named_keys` are the keys that a
+    DeleteObjects names. `told` is what the origin has said already, since the request came,
     of the object that it reads: good for one answer.
     """
 
@@ -317,6 +318,7 @@ class RequestContext:
     credential: str = "anonymous"
     not_absorbed: str | None = None
     made_of: Sequence[str] = ()
+    named_keys: Sequence[str] = ()
     told: Told | None = None
 
     @property

@@ -40,6 +40,7 @@ async def delete_objects(context: RequestContext) -> Response:
     """
     body = await receive_document(context, DELETE_SIZE_BYTES_MAX)
     asked = await in_steps(parse_delete(body))
+    context.named_keys = [entry.key for entry in asked.objects]
     await asyncio.sleep(0)  # each of these does something for a thousand keys: others have their turn between them
     refused = _refused(context, asked)
     refused_keys = {error.key for error in refused}

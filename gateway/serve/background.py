@@ -76,7 +76,7 @@ async def _serve(context: ChildContext, check: OriginCheck) -> None:
 async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginCheck) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
-    app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes)
+    app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes, context.audit)
     server = _Server(
         uvicorn.Config(
             app,

@@ -22,6 +22,7 @@ import orjson
 import structlog
 
 from gateway import metric_kinds
+from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
@@ -149,12 +150,16 @@ async def _run(
         tell("ready")
         following = asyncio.create_task(changes.follow(config, live, tell), name="changes of settings")
 
+    path = config.settings.logging.audit_file
+    audit = AuditLog(path, name) if path is not None else None
     async with Heartbeats(config.heartbeats).beating(process_number(name)):
         try:
-            await work(ChildContext(name, config, live, tell, listeners, stop, ready))
+            await work(ChildContext(name, config, live, tell, listeners, stop, ready, audit))
         finally:
             if following is not None:
                 following.cancel()
+            if audit is not None:
+                await asyncio.to_thread(audit.close)
 
 
 def _report(descriptor: int, message: str) -> None:

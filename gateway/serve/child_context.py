@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
 
@@ -23,6 +24,7 @@ class ChildContext:
     listeners: list[socket.socket]
     stop: asyncio.Event
     ready: Callable[[], None]
+    audit: AuditLog | None = None
 
     @property
     def number(self) -> int:

@@ -36,6 +36,7 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
         )
+        app.audit = context.audit
         callers = _LiveCallers(app, prepared, live, context.stop)
 
         async def follow() -> None:
