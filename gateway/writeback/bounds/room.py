@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,6 +100,10 @@ class Reservations:
         self._worker = worker
         self._map = map_shared(path, _ROW_BYTES)
         self._rows: dict[str, memoryview[int]] = {}
+        self._in_use: list[weakref.ref[memoryview[int]]] = []
+        """Rows that others have, some in mappings of before."""
+
+        self._is_closed = False
         self.follow(slots)
         for number in range(len(self._map) // _ROW_BYTES):
             self._row(number)[worker] = 0
@@ -123,18 +128,28 @@ class Reservations:
 
     def row(self, slot: str) -> memoryview[int]:
         """The numbers of a slot, to be added to; it stays that of those who have it."""
-        return self._rows[slot]
+        row = self._rows[slot]
+        self._in_use = [one for one in self._in_use if one() is not None]
+        self._in_use.append(weakref.ref(row))
+        return row
 
     def add(self, row: memoryview[int], count: int) -> None:
-        """This worker's bodies will take so many bytes more, or, negative, less."""
-        row[self._worker] += count
+        """This worker's bodies will take so many bytes more, or, negative, less. Nothing once it is closed: what it
+        leaves behind is cleared by whoever has its number next."""
+        if not self._is_closed:
+            row[self._worker] += count
 
     def total_of_all(self) -> int:
         """What those of all workers will take, in all slots."""
         return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
 
     def close(self) -> None:
-        """Nobody may use a row any more."""
+        """Let go of the file. Nobody may look at a row any more."""
+        self._is_closed = True
+        for row in (*self._rows.values(), *(one() for one in self._in_use)):
+            if row is not None:
+                row.release()
+        self._map.close()
 
     def _row(self, number: int) -> memoryview[int]:
         first = number * _ROW_BYTES + _NAME_BYTES

@@ -413,6 +413,19 @@ def test_cells_are_as_wide_as_any_body(tmp_path: Path) -> None:
     reservations.close()
 
 
+def test_closing_lets_go_of_the_file(tmp_path: Path) -> None:
+    """Also where slots have changed, and somebody holds a row: a file system could not be unmounted otherwise. A body
+    that is given up afterwards finds nothing to give back to."""
+    path = tmp_path / "r"
+    reservations = Reservations(path, 256, ["a"])
+    row = reservations.row("a")
+    reservations.follow(["a", "b"])
+    reservations.add(row, 5)
+    reservations.close()
+    reservations.add(row, -5)
+    assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 SIZES = st.integers(1, 5 * 2**30)
 
 
