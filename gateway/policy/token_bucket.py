@@ -8,6 +8,10 @@ view or hold one up, wherever it is stopped or killed (docs/decisions/0007-origi
     level       burst + rate * time - sum(taken) + min(anchors), at most the burst
 
 A cell is one aligned word, which the processors that Forebay runs on write and read as a whole.
+
+The rate of an `AdjustableBucket` changes while it is used. `rate * time` is then the sum of what has flowed at each
+rate, and each change is a record: the new rate, since when, and what had flowed until then. Each process writes records
+in cells of its own, two in turn, so that a reader never finds one half written; the latest of all processes counts.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ _CELL_BYTES = 8
 
 ROWS_OF_BUCKET = 2
 """What was taken, and the anchors."""
+
+_RECORD_ROWS = 3
+ROWS_OF_ADJUSTABLE_BUCKET = ROWS_OF_BUCKET + 2 + 2 * _RECORD_ROWS
+"""Besides, for each process: the time of its latest change, which of its records that is, and the records."""
 
 
 class TokenBucket:
@@ -69,15 +77,78 @@ class TokenBucket:
         """`count` bytes that were taken before pass only now: what was saved up meanwhile is no more than a burst."""
         self._level(now, count)
 
+    def taken_bytes(self) -> int:
+        """What all processes have taken since the beginning."""
+        return sum(self._taken)
+
+    def _flowed(self, now: float) -> float:
+        return self.rate * (now - self._started)
+
     def _level(self, now: float, held: int) -> float:
         """What the bucket held, had `held` bytes not been taken yet. Where it was full, that is noted down."""
         # The order matters: the time first. What is read after it makes the level less than it was then, not more.
-        flowed = self.rate * (now - self._started)
+        flowed = self._flowed(now)
         taken = sum(self._taken) - held
         level = self.burst + flowed - taken + min(self._anchors)
         if level > self.burst:
             self._anchors[self._own] = taken - flowed
         return min(level, self.burst)
+
+
+class AdjustableBucket(TokenBucket):
+    """A bucket whose rate any process may change at any time; all others keep to the new one with their next look.
+
+    Less of a rate makes less of a burst, too: who had just used up the old burst waits for what it was at the new rate.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        started: float,
+        taken: memoryview[int],
+        anchors: memoryview[float],
+        changes: tuple[memoryview[float], memoryview[int], list[memoryview[float]]],
+        own: int,
+    ) -> None:
+        """`rate` is what it has until the first change."""
+        super().__init__(rate, started, taken, anchors, own)
+        self._changed_at, self._which, self._records = changes
+        self._known = 0.0, rate, started, 0.0
+        """When the rate was last changed, to what, since when it counts, and what had flowed until then."""
+
+    def change_rate(self, rate: float, now: float) -> None:
+        """`rate` bytes per second from now on. The latest change of all processes counts."""
+        flowed = self._flowed(now)
+        if now <= self._known[0]:  # somebody has just changed it
+            return
+        own, record = self._own, 1 - self._which[self._own]
+        for row, value in zip(self._record(record), (rate, now, flowed), strict=True):
+            row[own] = value
+        self._which[own] = record
+        self._changed_at[own] = now
+
+    def changed_at(self) -> float:
+        """When the rate was last changed; 0 is never."""
+        return max(self._changed_at)
+
+    def _flowed(self, now: float) -> float:
+        changed_at = max(self._changed_at)
+        if changed_at != self._known[0]:
+            self._learn(changed_at)
+        _, rate, since, before = self._known
+        return before + rate * max(0.0, now - since)
+
+    def _learn(self, changed_at: float) -> None:
+        """The record that a process has just told of. Where it writes on meanwhile, the next look finds what it has
+        written then."""
+        process = list(self._changed_at).index(changed_at) if changed_at in self._changed_at else self._own
+        rate, since, before = (row[process] for row in self._record(self._which[process]))
+        if since == changed_at:
+            self._known = changed_at, rate, since, before
+            self.rate, self.burst = rate, rate * BURST_SECONDS
+
+    def _record(self, number: int) -> list[memoryview[float]]:
+        return self._records[number * _RECORD_ROWS : (number + 1) * _RECORD_ROWS]
 
 
 class SharedCells:
@@ -111,6 +182,13 @@ class SharedCells:
     def bucket(self, row: int, rate: float) -> TokenBucket:
         """The bucket in a row and the next one, which lets `rate` bytes per second pass: the same in all processes."""
         return TokenBucket(rate, self._started, self.whole_numbers(row), self.numbers(row + 1), self.own)
+
+    def adjustable_bucket(self, row: int, rate: float) -> AdjustableBucket:
+        """The one in a row and those after it, `ROWS_OF_ADJUSTABLE_BUCKET` in all; `rate` until it is changed."""
+        first = row + ROWS_OF_BUCKET
+        records = [self.numbers(first + 2 + number) for number in range(2 * _RECORD_ROWS)]
+        changes = self.numbers(first), self.whole_numbers(first + 1), records
+        return AdjustableBucket(rate, self._started, self.whole_numbers(row), self.numbers(row + 1), changes, self.own)
 
     def whole_numbers(self, row: int) -> memoryview[int]:
         """A row of whole numbers, a cell for each process."""

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, SharedCells, TokenBucket, make_shared_memory
+from gateway.policy.token_bucket import (
+    BURST_SECONDS,
+    ROWS_OF_ADJUSTABLE_BUCKET,
+    ROWS_OF_BUCKET,
+    AdjustableBucket,
+    SharedCells,
+    TokenBucket,
+    make_shared_memory,
+)
 
 RATES = st.floats(min_value=1.0, max_value=1e10)
 PROCESSES = 3
@@ -125,3 +133,81 @@ def test_the_memory_cannot_be_made_smaller() -> None:
             os.ftruncate(descriptor, 8)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def adjustable(rate: float, started: float = 0.0) -> Iterator[list[AdjustableBucket]]:
+    """One bucket whose rate changes, as each of some processes sees it."""
+    descriptor = make_shared_memory(ROWS_OF_ADJUSTABLE_BUCKET, PROCESSES, started)
+    try:
+        cells = [SharedCells.attach(descriptor, ROWS_OF_ADJUSTABLE_BUCKET, PROCESSES, own) for own in range(PROCESSES)]
+        yield [one.adjustable_bucket(0, rate) for one in cells]
+    finally:
+        os.close(descriptor)
+
+
+CHANGES = st.lists(
+    st.tuples(st.floats(0.001, 5.0), st.integers(0, PROCESSES - 1), st.integers(1, 2**20), st.none() | RATES),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(RATES, CHANGES)
+def test_no_span_sees_more_than_the_rates_that_were_in_force(
+    rate: float, steps: list[tuple[float, int, int, float | None]]
+) -> None:
+    """Whichever process changes the rate, and whichever takes: what has flowed at each rate, a burst and a piece."""
+    now, flowed, greatest, passed = 1000.0, 0.0, rate, list[tuple[float, int]]()
+    with adjustable(rate, now) as buckets:
+        for pause, process, count, new_rate in steps:
+            now += pause
+            flowed += rate * pause
+            if new_rate is not None:
+                buckets[process].change_rate(new_rate, now)
+                rate, greatest = new_rate, max(greatest, new_rate)
+                assert {one.changed_at() for one in buckets} == {now}
+            bucket = buckets[(process + 1) % PROCESSES]
+            if bucket.delay_seconds(now) <= 0:
+                bucket.take(count)
+                passed.append((flowed, count))
+            assert bucket.rate == rate
+    for i, (start, _) in enumerate(passed):
+        for j in range(i, len(passed)):
+            before_last = sum(count for _, count in passed[i:j])
+            assert before_last <= (passed[j][0] - start + greatest * BURST_SECONDS) * (1 + 1e-6) + 1
+
+
+@given(RATES, RATES, st.integers(1, 50))
+def test_who_waits_gets_the_new_rate_from_the_change_on(before: float, after: float, pieces: int) -> None:
+    """Neither less, nor what the old rate would have been."""
+    with adjustable(before) as buckets:
+        buckets[0].take(int(before * BURST_SECONDS) + 1)
+        buckets[1].change_rate(after, 100.0)
+        buckets[2].take(buckets[2].taken_bytes())
+        now, first = 100.0, buckets[0].delay_seconds(100.0) + 100.0
+        for number in range(pieces):
+            now += buckets[number % PROCESSES].delay_seconds(now)
+            buckets[number % PROCESSES].take(2**20)
+        assert abs(now - first - (pieces - 1) * 2**20 / after) <= 1e-5 * now + 2 * BURST_SECONDS
+
+
+def test_a_process_that_was_stopped_while_it_changed_the_rate_changes_nothing_later() -> None:
+    """What it had decided then is older than what others have decided since."""
+    with adjustable(1000.0) as buckets:
+        buckets[0].change_rate(500.0, 2.0)
+        buckets[1].change_rate(100.0, 3.0)
+        buckets[0].change_rate(900.0, 2.5)
+        assert [one.delay_seconds(4.0) for one in buckets] == [0.0] * PROCESSES
+        assert {one.rate for one in buckets} == {100.0}
+
+
+def test_a_record_half_written_is_not_believed() -> None:
+    """A process killed while it writes: the rate before holds on, for all."""
+    with adjustable(1000.0) as buckets:
+        buckets[0].change_rate(500.0, 2.0)
+        buckets[0]._changed_at[0] = 3.0  # as if the time came before the record
+        assert buckets[1].delay_seconds(4.0) == 0.0
+        assert buckets[1].rate == 1000.0
+        buckets[2].change_rate(100.0, 5.0)
+        assert (buckets[1].delay_seconds(6.0), buckets[1].rate) == (0.0, 100.0)
