@@ -17,8 +17,8 @@ All of it follows from cells that have one writer each, as token_bucket.py's do,
     passed[s][p]    bytes of slot s that p has passed while somebody waited
     anchor[s][p]    what p has added to the virtual time of s, which lay too far below the floor; the greatest counts
 
-A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and nobody waits for it when
-the link's bucket is nearly full, which is earlier: so it costs the others nothing of the link.
+A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and others may run ahead of it
+when the link's bucket is nearly full. Until then the bucket saves up what they leave, so it costs them next to nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ DEBT_SECONDS = 1.0
 """What a slot that was ahead of others, by its guarantee, must let pass at most: their shares in this time."""
 
 _FULL = 0.9
-"""The part of its burst with which the link's bucket is so full that whoever ought to go first is not there."""
+"""The part of its burst with which the link's bucket is so full that whoever ought to go first is not there. Others may
+then be ahead of it by HOLD_SECONDS, after which it is not believed to wait any more."""
 
 _LOOKING_MAX = 0.05
 """The part of a process's time that looking takes at most, as it is estimated."""
@@ -191,7 +192,7 @@ class FairShares:
         if level < 0:
             return []
         self._look(now)
-        limit = math.inf if level >= _FULL * link.burst else self._limit()
+        limit = self._limit(is_full=level >= _FULL * link.burst)
         found = [(slot not in self._needy, self._virtual.get(slot, self._floor), slot) for slot in slots]
         return [slot for is_satisfied, virtual, slot in sorted(found) if not is_satisfied or virtual <= limit]
 
@@ -199,7 +200,7 @@ class FairShares:
         self._look(now)
         virtual = self._lifted(slot)
         if is_full:
-            return True
+            return self._is_needy(slot, now) or virtual <= self._limit(is_full=True)
         if self._best_elsewhere.get(slot, rank) < rank:
             return False
         if self._is_needy(slot, now):
@@ -213,10 +214,10 @@ class FairShares:
         guarantee = self._guarantees.get(slot)
         return guarantee is not None and guarantee.level(now) >= 0
 
-    def _limit(self) -> float:
+    def _limit(self, *, is_full: bool = False) -> float:
         """Up to which virtual time slots may pass: a little above the lowest, for no process looks all the time."""
-        slack = 2 * self.interval_seconds * self._speed()
-        return min(self._virtual.values(), default=math.inf) + slack
+        slack_seconds = 2 * self.interval_seconds + (HOLD_SECONDS if is_full else 0.0)
+        return min(self._virtual.values(), default=math.inf) + slack_seconds * self._speed()
 
     def _speed(self, slot: int | None = None) -> float:
         """By how much virtual time advances in a second; `slot` is about to wait, too."""
