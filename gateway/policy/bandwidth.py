@@ -10,6 +10,7 @@ the link, and does not count as waiting for it.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,13 +64,17 @@ class _Piece:
     count: int
     rank: Callable[[], int]
     since: float
-    passed: asyncio.Future[Waited]
+    until: float
+    """When it has waited for too long."""
+
+    passed: asyncio.Future[Waited | None]
+    """None: it has waited for too long."""
 
 
 class RateLimiter:
     """Where the pieces of one slot pass in one direction: its own ceiling, where it has one, and the link."""
 
-    def __init__(self, slot: int, ceiling: TokenBucket | None, link: _Link, clock: Clock) -> None:
+    def __init__(self, slot: int, ceiling: TokenBucket | None, link: Link, clock: Clock) -> None:
         self.slot = slot
         self._ceiling = ceiling
         self._link = link
@@ -83,19 +88,28 @@ class RateLimiter:
         self._impatient_at = 0.0
         """When a piece last passed that had waited too long for better ones."""
 
-    async def take(self, count: int, rank: Callable[[], int]) -> Waited:
-        """Wait until `count` bytes may pass. Who is cancelled has taken nothing."""
+        self._late_at = math.inf
+        """When the first piece has waited for too long."""
+
+    async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
+        """Wait until `count` bytes may pass. Who is cancelled has taken nothing, nor who has waited for too long:
+        TimeoutError, `HOLD_SECONDS` later at most."""
         if self.passes(count, rank):
             return NOT_WAITED
-        piece = _Piece(count, rank, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        now = self._clock.monotonic()
+        piece = _Piece(count, rank, now, now + wait_seconds_max, asyncio.get_running_loop().create_future())
         self._waiting.append(piece)
+        self._late_at = min(self._late_at, piece.until)
         self._advance()
         self._link.enter(self)
         try:
-            return await piece.passed
+            waited = await piece.passed
         except BaseException:
             self._leave(piece)
             raise
+        if waited is None:
+            raise TimeoutError
+        return waited
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if nothing keeps them; False, and nothing taken, when they must wait."""
@@ -126,6 +140,16 @@ class RateLimiter:
     def best_rank(self, now: float) -> int:
         """Of the pieces that wait."""
         return self._rank(self._best(now), now)
+
+    def give_up(self, now: float) -> None:
+        """The pieces that have waited for too long do not pass."""
+        if now < self._late_at:
+            return
+        for piece in [one for one in self._waiting if one.until <= now and not one.passed.done()]:
+            self._waiting.remove(piece)
+            piece.passed.set_result(None)
+        self._late_at = min((one.until for one in self._waiting), default=math.inf)
+        self._advance_without(now)
 
     def let_pass(self, now: float) -> bool:
         """One piece, if it is its turn."""
@@ -186,21 +210,33 @@ class RateLimiter:
 
     def _leave(self, piece: _Piece) -> None:
         if piece.passed.done() and not piece.passed.cancelled():  # it had passed, and nobody has heard of it
+            if piece.passed.result() is None:
+                return
             if self._ceiling is not None:
                 self._ceiling.give_back(piece.count)
             self._link.shares.give_back(self.slot, piece.count)
             return
         self._waiting.remove(piece)
-        if self._waiting and self._reserved:
-            self._reserve(self._best(self._clock.monotonic()).count)
-        self._advance()
+        self._advance_without(self._clock.monotonic())
         self.let_pass(self._clock.monotonic())
+
+    def _advance_without(self, now: float) -> None:
+        """Somebody has gone who has not passed."""
+        if self._waiting and self._reserved:
+            self._reserve(self._best(now).count)
+        self._advance()
 
     # Which piece is the first
 
     def _best(self, now: float) -> _Piece:
-        waiting = self._waiting
-        return waiting[0] if len(waiting) == 1 else min(waiting, key=lambda one: self._rank(one, now))
+        best, least = self._waiting[0], math.inf
+        for piece in self._waiting:
+            rank = self._rank(piece, now)
+            if rank < least:
+                best, least = piece, rank
+                if not rank:  # none is better, of however many that wait
+                    break
+        return best
 
     def _rank(self, piece: _Piece, now: float) -> int:
         is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
@@ -208,7 +244,7 @@ class RateLimiter:
 
 
 @dataclass(eq=False)
-class _Link:
+class Link:
     """What the slots of this process pass in one direction behind their own ceilings: a look now and then lets pass
     whose turn it is, and tells the other processes who waits."""
 
@@ -233,6 +269,8 @@ class _Link:
     def look(self) -> None:
         """Let pass whose turn it is."""
         now = self.clock.monotonic()
+        for limiter in list(self._present.values()):
+            limiter.give_up(now)
         self.shares.tell_all((self._entry(limiter, now) for limiter in self._present.values()), now)
         at_link = [slot for slot, limiter in self._present.items() if limiter.is_at_link]
         if at_link and self.shares.link is not None:
@@ -289,7 +327,7 @@ class Bandwidth:
                 guarantees[share.direction, self._slots[share.slot]] = bucket
                 row += ROWS_OF_BUCKET
         self._ceilings = buckets
-        self._links = dict[Direction, _Link]()
+        self._links = dict[Direction, Link]()
         for direction in _DIRECTIONS:
             weights = [1] * len(self._slots)
             for share in shares:
@@ -297,7 +335,7 @@ class Bandwidth:
                     weights[self._slots[share.slot]] = share.weight
             guaranteed = {slot: bucket for (of, slot), bucket in guarantees.items() if of == direction}
             of_link = FairShares(cells, row, weights, guaranteed, buckets.get((direction, None)))
-            self._links[direction] = _Link(of_link, clock, random.Random(cells.own))
+            self._links[direction] = Link(of_link, clock, random.Random(cells.own))
             row += rows_of(len(self._slots))
         self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
 

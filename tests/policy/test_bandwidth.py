@@ -265,3 +265,26 @@ def test_a_process_that_is_gone_while_its_piece_waits_costs_the_others_that_piec
         await asyncio.gather(lost, return_exceptions=True)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ceiling", [Ceiling("read", "a", 1000), Ceiling("read", None, 1000)], ids=["own", "link"])
+def test_who_has_waited_for_too_long_has_taken_nothing_and_the_others_pass(ceiling: Ceiling) -> None:
+    """A bound on the wait, for each piece; one that is told of it when it is cancelled has taken nothing either."""
+    clock = ManualClock()
+
+    async def run() -> None:
+        limiter = limiter_of(limited(clock, ceiling), "a")
+        await limiter.take(1100, first)  # the burst, and a second's worth
+        impatient = [asyncio.create_task(limiter.take(500, first, 0.3)) for _ in range(3)]
+        patient = asyncio.create_task(limiter.take(500, first))
+        await clock.advance(0)
+        await clock.advance(0.3 + HOLD_SECONDS)
+        assert [type(task.exception()) for task in impatient] == [TimeoutError] * 3
+        assert not patient.done()
+        await clock.advance(0.7)
+        assert patient.done()
+        assert not limiter.passes(1, first)
+        await clock.advance(0.6)
+        assert limiter.passes(1, first)  # nobody else has taken anything
+
+    asyncio.run(run())
