@@ -31,7 +31,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import bandwidth_of, callers_of, ceilings_of, origin_meter, shares_of
+from gateway.metering import bandwidth_of, buckets_told, callers_of, ceilings_of, request_rates_of, shares_of
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -39,7 +39,8 @@ from gateway.origin.retry import SilenceBoard
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
-from gateway.origin.traffic_meter import MeteredOrigin
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
@@ -75,7 +76,10 @@ async def _node(
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
-        meter = origin_meter(settings, metrics, clock, process=process, shared=live.bandwidth)
+        rates = _RatesInForce(live, metrics, clock, process)
+        stack.push_async_callback(rates.aclose)
+        bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
+        meter = OriginMeter(metrics, bandwidth, rates.now)
         s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
@@ -84,6 +88,7 @@ async def _node(
             on_attempt=meter.attempt,
             on_hedge=metrics.origin_hedge,
             silence=SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None),
+            rates=meter,
         )
         origin = MeteredOrigin(OwnKeyOrigin(s3_origin), meter)
         stack.push_async_callback(origin.aclose)
@@ -95,6 +100,7 @@ async def _node(
                 credentials.follow(_pair(live.now))
             if ceilings.differ(live):
                 meter.ceilings = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
+            meter.requests = await rates.follow()
 
         ceilings = _CeilingsBefore(live)
         stack.enter_context(live.following(follow))
@@ -324,6 +330,32 @@ def _listed(slots: Slots) -> list[tuple[object, ...]]:
         (one.name, one.prefix, one.consistency, one.metadata_ttl_seconds, one.stale_if_unreachable_seconds)
         for one in slots
     ]
+
+
+class _RatesInForce:
+    """What holds requests back, which goes on with what is known where weights are others than before."""
+
+    def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
+        self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
+        self._of = live.request_rates
+        self.now = self._made()
+
+    async def follow(self) -> RequestRates:
+        """Those of the settings of now."""
+        if self._of != self._live.request_rates:
+            self._of, before = self._live.request_rates, self.now
+            self.now = self._made()
+            self.now.take_over(before)
+            await before.aclose()
+        self.now.buckets_told = buckets_told(self._live.now)
+        return self.now
+
+    async def aclose(self) -> None:
+        await self.now.aclose()
+
+    def _made(self) -> RequestRates:
+        live = self._live
+        return request_rates_of(live.now, self._metrics, self._clock, process=self._process, shared=live.request_rates)
 
 
 class _CeilingsBefore:

@@ -49,8 +49,13 @@ from gateway.metrics import (
     MISSES,
     ORIGIN_BYTES,
     ORIGIN_HEDGES,
+    ORIGIN_REQUEST_RATE,
     ORIGIN_REQUEST_SECONDS,
     ORIGIN_REQUESTS,
+    ORIGIN_SLOW_DOWN,
+    ORIGIN_THROTTLE_WAIT_SECONDS,
+    ORIGIN_THROTTLED,
+    ORIGIN_THROTTLED_IN_VAIN,
     PREPARED_REQUESTS,
     RECEIVED_BYTES,
     REQUEST_SECONDS,
@@ -481,3 +486,20 @@ class WorkerMetrics:
     def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
         """A piece of a body was held back; `by` is ceiling or link."""
         BANDWIDTH_WAIT_SECONDS.add(seconds, by, direction, slot)
+
+    def origin_slowed_down(self, slot: str) -> None:
+        """The origin has refused a request for their number."""
+        ORIGIN_SLOW_DOWN.add(1, slot)
+
+    def origin_throttled(self, slot: str, seconds: float) -> None:
+        """A request was held back because of that."""
+        ORIGIN_THROTTLED.add(1, slot)
+        ORIGIN_THROTTLE_WAIT_SECONDS.add(seconds, slot)
+
+    def origin_throttled_in_vain(self, slot: str) -> None:
+        """A request was held back for as long as it may be, and not sent."""
+        ORIGIN_THROTTLED_IN_VAIN.add(1, slot)
+
+    def origin_request_rate(self, bucket: str, direction: str, rate: float) -> None:
+        """What the origin is believed to take; `bucket` is bounded, 0 is everything."""
+        ORIGIN_REQUEST_RATE.set(rate, bucket, direction)

@@ -1,5 +1,5 @@
-"""From settings to ceilings and shares of bandwidth, and to limits of callers; and to what each process needs to keep
-them with the others."""
+"""From settings to ceilings and shares of bandwidth, to request rates, and to limits of callers; and to what each
+process needs to keep them with the others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
-from gateway.origin.traffic_meter import OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
 from gateway.policy.callers import CallerClass, Callers, CallersPlan, Limits
-from gateway.policy.slots import DEFAULT_SLOT
+from gateway.policy.request_rates import RequestRates
+from gateway.policy.request_rates import cells_for as cells_for_rates
+from gateway.policy.slots import DEFAULT_SLOT, Prefix
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 
 
@@ -26,18 +27,12 @@ def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
     return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
-def origin_meter(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: Path | None = None
-) -> OriginMeter:
-    """The meter of process number `process`; `shared` is where what `make_shared_bandwidth` made can be opened.
-
-    Without `shared` this process is the only one. StartupError where it is of another version or configuration.
-    """
-    return OriginMeter(metrics, bandwidth_of(settings, clock, process=process, shared=shared))
-
-
 def bandwidth_of(settings: Settings, clock: Clock, *, process: int = 0, shared: Path | None = None) -> Bandwidth | None:
-    """The ceilings and shares as process number `process` keeps them; None where there are none. Else the same."""
+    """The ceilings and shares as process number `process` keeps them; None where there are none.
+
+    `shared` is where what `make_shared_bandwidth` made can be opened. Without, this process is the only one.
+    StartupError where it is of another version or configuration.
+    """
     ceilings = ceilings_of(settings)
     if not ceilings:
         return None
@@ -49,6 +44,41 @@ def bandwidth_of(settings: Settings, clock: Clock, *, process: int = 0, shared: 
         except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
     return Bandwidth(ceilings, clock, cells, shares)
+
+
+def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
+    """A descriptor of the memory that all processes keep request rates in. OSError."""
+    processes = _processes(settings)
+    return make_shared_memory(cells_for_rates(len(weights_of(settings)), processes), processes, clock.monotonic())
+
+
+def request_rates_of(
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: Path | None = None
+) -> RequestRates:
+    """What holds requests back where the origin refuses some for their number, as process number `process` keeps it.
+
+    `shared`, StartupError as `bandwidth_of`, of what `make_shared_request_rates` made.
+    """
+    weights, cells = weights_of(settings), None
+    if shared is not None:
+        processes = _processes(settings)
+        try:
+            cells = _attached(shared, cells_for_rates(len(weights), processes), processes, min(process, processes - 1))
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return RequestRates(
+        weights,
+        clock,
+        metrics,
+        cells,
+        wait_seconds_max=settings.origin.connection_wait_seconds,
+        buckets_told=buckets_told(settings),
+    )
+
+
+def buckets_told(settings: Settings) -> set[str]:
+    """Those that metrics tell apart."""
+    return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
 
 
 def _attached(shared: Path, rows: int, processes: int, process: int) -> SharedCells:
@@ -71,7 +101,7 @@ def callers_of(
     """What limits callers, as worker number `worker` keeps it; None: nothing does.
 
     `shared` is where what `make_shared_callers` made can be opened; without, this process is the only one.
-    StartupError as `origin_meter`.
+    StartupError as `bandwidth_of`.
     """
     plan = callers_plan(settings)
     if not plan.rows:
@@ -116,6 +146,11 @@ def shares_of(settings: Settings) -> list[Share]:
         shares.append(Share("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
         shares.append(Share("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
     return shares
+
+
+def weights_of(settings: Settings) -> list[tuple[str, int]]:
+    """What each slot has of a request rate, in the same order in all processes of one gateway."""
+    return [(DEFAULT_SLOT.name, 1), *((slot.name, slot.weight) for slot in settings.slots)]
 
 
 def _processes(settings: Settings) -> int:

@@ -408,6 +408,38 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "or write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). "
     "direction: read or write.",
 )
+ORIGIN_SLOW_DOWN = Counter(
+    "forebay_origin_slow_down_total",
+    "requests",
+    ("slot",),
+    "Requests that the origin has refused for their number (503 SlowDown, 429), each try counted.",
+)
+ORIGIN_THROTTLED = Counter(
+    "forebay_origin_throttled_total",
+    "requests",
+    ("slot",),
+    "Requests that were held back because the origin refuses some for their number, each try counted.",
+)
+ORIGIN_THROTTLE_WAIT_SECONDS = Counter(
+    "forebay_origin_throttle_wait_seconds_total",
+    "seconds",
+    ("slot",),
+    "Time that they were held back, summed over all that waited side by side.",
+)
+ORIGIN_THROTTLED_IN_VAIN = Counter(
+    "forebay_origin_throttled_in_vain_total",
+    "requests",
+    ("slot",),
+    "Requests that were held back for as long as it may be, and not sent: clients were answered 503 SlowDown.",
+)
+ORIGIN_REQUEST_RATE = Gauge(
+    "forebay_origin_request_rate",
+    "requests per second",
+    ("bucket", "direction"),
+    "What the origin is believed to take of reads (GET, HEAD, LIST) or writes in a bucket, all prefixes that have a "
+    "rate together; 0: nothing is held back. bucket: one of those that slots name, or other.",
+    latest=True,
+)
 
 CALLER_REQUESTS = Counter(
     "forebay_caller_requests_total",

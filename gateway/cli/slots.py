@@ -21,7 +21,7 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
     for direction, link in document["link"].items():
         most = "not limited" if link["capacity"] is None else f"of {size_text(link['capacity'])}/s"
         console.print(f"link, {direction}: {size_text(link['bytes_per_second'])}/s, {most}", highlight=False)
-    table = Table("slot", "disk", "hits", "misses", "read", "write", "not at the origin yet", "bound by")
+    table = Table("slot", "disk", "hits", "misses", "read", "write", "throttled", "not at the origin yet", "bound by")
     for slot in document["slots"]:
         table.add_row(
             f"{slot['name']}\n{slot['prefix']}",
@@ -30,6 +30,7 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
             "\n".join(f"{reason} {count:,}" for reason, count in sorted(slot["misses"].items())) or "-",
             _rate(slot["read_bandwidth"]),
             _rate(slot["write_bandwidth"]),
+            _throttled(slot["origin_requests"]),
             _unflushed(slot["unflushed"]),
             "\n".join(slot["binds"]) or "-",
         )
@@ -55,6 +56,17 @@ def _rate(moved: dict[str, Any]) -> str:
     return "\n".join(
         [*lines, *(f"{size_text(moved[key])}/s {name}" for key, name in names.items() if moved[key] is not None)]
     )
+
+
+def _throttled(requests: dict[str, Any]) -> str:
+    lines = []
+    if requests["throttled"]:
+        lines.append(f"{requests['throttled']:,} for {requests['waited_seconds'] / requests['throttled']:.2g} s")
+    if requests["in_vain"]:
+        lines.append(f"{requests['in_vain']:,} in vain")
+    if requests["slow_down"]:
+        lines.append(f"{requests['slow_down']:,} refused")
+    return "\n".join(lines) or "-"
 
 
 def _unflushed(pending: dict[str, Any] | None) -> str:

@@ -15,13 +15,20 @@ class LiveSettings:
     """What is in force now. Event loop only.
 
     `bandwidth` is where the memory can be opened in which all processes keep the ceilings (metering.py), `callers` that
-    of the limits of callers; None: there is none.
+    of the limits of callers, `request_rates` that of what the origin takes; None: there is none.
     """
 
-    def __init__(self, now: Settings, bandwidth: Path | None = None, callers: Path | None = None) -> None:
+    def __init__(
+        self,
+        now: Settings,
+        bandwidth: Path | None = None,
+        callers: Path | None = None,
+        request_rates: Path | None = None,
+    ) -> None:
         self.now = now
         self.bandwidth = bandwidth
         self.callers = callers
+        self.request_rates = request_rates
         self._steps: list[Step] = []
 
     @contextmanager
@@ -33,8 +40,11 @@ class LiveSettings:
         finally:
             self._steps.remove(step)
 
-    async def change(self, settings: Settings, bandwidth: Path | None, callers: Path | None) -> None:
+    async def change(
+        self, settings: Settings, bandwidth: Path | None, callers: Path | None, request_rates: Path | None
+    ) -> None:
         """These are in force from now on. Raises what a step raises: some parts may keep to what was before then."""
         self.now, self.bandwidth, self.callers = settings, bandwidth, callers
+        self.request_rates = request_rates
         for step in list(self._steps):
             await step()

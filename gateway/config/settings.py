@@ -238,7 +238,8 @@ class OriginSettings(Section):
     )
     connection_wait_seconds: DurationSeconds = setting(
         "20s",
-        "How long a request waits for a free connection until it is answered 503 SlowDown.",
+        "How long a request waits for a free connection, or for its turn where the origin refuses requests for their "
+        "number, until it is answered 503 SlowDown.",
         allowed="100ms to 5m",
         toml="connection_wait",
         ge=0.1,

@@ -308,6 +308,15 @@ _SLOTS = {
                     "unflushed": {"type": ["object", "null"], "properties": {"objects": _COUNT, "bytes": _COUNT}},
                     "read_bandwidth": _of_direction("from"),
                     "write_bandwidth": _of_direction("to"),
+                    "origin_requests": {
+                        "type": "object",
+                        "properties": {
+                            "throttled": {**_COUNT, "description": "held back, as the origin refuses some"},
+                            "waited_seconds": {"type": "number", "description": "for which they were"},
+                            "in_vain": {**_COUNT, "description": "held back for too long, and not sent"},
+                            "slow_down": {**_COUNT, "description": "refused by the origin for their number"},
+                        },
+                    },
                     "binds": {
                         "type": "array",
                         "items": {
@@ -318,6 +327,7 @@ _SLOTS = {
                                 "write-link",
                                 "capacity-limit",
                                 "buffer",
+                                "request-rate",
                             ]
                         },
                     },

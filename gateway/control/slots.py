@@ -39,6 +39,8 @@ class _Sample:
     at: float
     moved: _Counts
     waited: _Counts
+    throttled: _Counts
+    """Seconds for which requests to the origin were held back, and what has become of them, by slot."""
 
     def since(self, before: _Sample, direction: Direction, slot: str) -> float:
         """Bytes per second to or from the origin."""
@@ -53,7 +55,19 @@ class _Sample:
 def _sample(directory: Path) -> _Sample:
     [moved] = by_labels(directory, ("direction", "slot"), metrics.ORIGIN_BYTES)
     [waited] = by_labels(directory, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
-    return _Sample(monotonic(), moved, waited)
+    found = by_labels(directory, ("slot",), *_THROTTLING.values())
+    throttled: _Counts = {
+        (name, slot): n for name, one in zip(_THROTTLING, found, strict=True) for (slot,), n in one.items()
+    }
+    return _Sample(monotonic(), moved, waited, throttled)
+
+
+_THROTTLING = {
+    "throttled": metrics.ORIGIN_THROTTLED,
+    "waited_seconds": metrics.ORIGIN_THROTTLE_WAIT_SECONDS,
+    "in_vain": metrics.ORIGIN_THROTTLED_IN_VAIN,
+    "slow_down": metrics.ORIGIN_SLOW_DOWN,
+}
 
 
 class SlotsApi:
@@ -195,6 +209,9 @@ def _document(
         binds.append("capacity-limit")
     if pending is not None and pending["buffer_bytes"] and pending["staged_bytes"] >= _NEARLY * pending["buffer_bytes"]:
         binds.append("buffer")
+    throttled = {key: now.throttled.get((key, name), 0.0) for key in _THROTTLING}
+    if any(throttled[key] > before.throttled.get((key, name), 0.0) for key in ("throttled", "in_vain")):
+        binds.append("request-rate")
     return {
         "name": name,
         "prefix": slot.prefix if slot is not None else "s3://",
@@ -215,6 +232,7 @@ def _document(
         "misses": {key.removeprefix("missed "): int(n) for key, n in counts.items() if key.startswith("missed ")},
         "unflushed": {"objects": pending["objects"], "bytes": pending["bytes"]} if pending is not None else None,
         **{f"{one}_bandwidth": moved[one] for one in _DIRECTIONS},
+        "origin_requests": {key: round(n, 3) if key == "waited_seconds" else int(n) for key, n in throttled.items()},
         "binds": binds,
     }
 

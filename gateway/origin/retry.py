@@ -39,6 +39,8 @@ _REFUSALS = frozenset({501, 503, 505, 507, 508, 511})
 """Those that say "not implemented", "later", "no such version", "no room", "in a loop" and "not you"."""
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
 
+_CODES_OF_RATES = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "Throttling"})
+
 
 def says_later(status: int) -> bool:
     """Whether an answer of this status is asked for again, whatever its document says."""
@@ -48,6 +50,18 @@ def says_later(status: int) -> bool:
 def is_retried(status: int, code: str | None) -> bool:
     """Whether an answer says "later" rather than "no". `code` is the S3 error code, where the answer had one."""
     return says_later(status) or (status >= 400 and code in _RETRIED_CODES)
+
+
+def is_for_their_number(method: str, status: int, code: str | None, headers: Mapping[str, str]) -> bool:
+    """Whether an answer says that requests come too fast.
+
+    A 503 to a HEAD has no code: it is S3's where it has an S3 request id. A proxy's says nothing of that.
+    """
+    if status == 429:
+        return True
+    if status != 503:
+        return False
+    return code in _CODES_OF_RATES or (method == "HEAD" and "x-amz-request-id" in headers)
 
 
 def may_be_done(status: int) -> bool:

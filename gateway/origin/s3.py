@@ -36,6 +36,7 @@ from gateway.origin.retry import (
     RetryPolicy,
     RetrySeries,
     SilenceBoard,
+    is_for_their_number,
     is_retried,
     is_slow,
     may_be_done,
@@ -44,6 +45,7 @@ from gateway.origin.retry import (
 )
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import Addressing, CredentialSource, RequestSigner, Target
+from gateway.origin.traffic_meter import RequestRates
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
@@ -96,6 +98,13 @@ class _Sending:
     claim: Claim
     series: RetrySeries | None = None
     attempts: int = 0
+    sent_at: float = 0.0
+    """When the last attempt began."""
+
+    is_charged: bool = False
+    """The next request that is sent has passed the request rate, or has been counted there. A second one for the same
+    attempt has not."""
+
     region_corrected: bool = False
     time_corrected: bool = False
 
@@ -118,6 +127,7 @@ class S3Origin:
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
         silence: SilenceBoard | None = None,
+        rates: RequestRates | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._settings = settings
@@ -130,6 +140,7 @@ class S3Origin:
         self._silence = silence or SilenceBoard()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
+        self._rates = rates
         self._hedging = Hedging(on_hedge)
         self._limits = _Limits(settings)
         connecting = min(settings.connect_timeout_seconds, self._limits.quiet_seconds)
@@ -148,6 +159,9 @@ class S3Origin:
             with cancellation.turn():
                 await source.wait()
         while True:
+            if self._rates is not None and not self._rates.passes(request) and not breaker.is_open:
+                await self._hold(sending, self._rates)
+            sending.is_charged = True
             body = NO_BODY if sending.is_read and not request.body else request_body(request)
             try:
                 response = await self._attempt(sending, body)
@@ -170,6 +184,13 @@ class S3Origin:
                 with cancellation.turn():
                     await self._clock.sleep(delay)
 
+    async def _hold(self, sending: _Sending, rates: RequestRates) -> None:
+        """Wait until a request may be sent, which is held against nobody; OriginBusy."""
+        began = self._clock.monotonic()
+        with cancellation.turn():
+            await rates.wait(sending.request)
+        sending.started += self._clock.monotonic() - began
+
     async def aclose(self) -> None:
         probes = list(self._probes.values())
         for probe in probes:
@@ -183,7 +204,7 @@ class S3Origin:
         if breaker.hears_from_others():
             await self._is_back(sending)
         sending.attempts += 1
-        started = self._clock.monotonic()
+        started = sending.sent_at = self._clock.monotonic()
         try:
             if sending.is_read:
                 response = await HedgedRead(self._hedging, partial(self._read, sending, body, headers), request).begin()
@@ -247,6 +268,10 @@ class S3Origin:
         """Send a request, signed already or not, and report what came of it."""
         if headers is None:
             headers = await self._signer.headers(request, sending.target, body)
+        if sending.is_charged:
+            sending.is_charged = False
+        elif self._rates is not None:
+            self._rates.charge(request)
         started = self._clock.monotonic()
         # A connection that the origin is about to close would leave open what became of the request.
         unused = sending.repetition is Repetition.WRONG_ANSWER
@@ -319,6 +344,9 @@ class S3Origin:
         if body.can_be_sent_again and self._correct(sending, response, document):
             return 0.0
         code = error_code(document)
+        request = sending.request
+        if self._rates is not None and is_for_their_number(request.method, status, code, response.headers):
+            self._rates.refused(request, sending.sent_at)
         # A 503 that is not S3's is a proxy's, which may have lost the answer.
         is_open = may_be_done(status) or (status == 503 and code is None)
         wait = retry_after_seconds(response.headers, self._clock.now())

@@ -40,6 +40,18 @@ RANKS: Mapping[Purpose, tuple[int, int]] = {
 (`IS_AWAITED`): a reader has come to what was read ahead for it, a request needs what is flushed."""
 
 
+def rank_of(purpose: Purpose) -> Callable[[], int]:
+    """Tells the rank of what is done here and now for a purpose, whenever it is asked."""
+    usually, awaited = RANKS[purpose]
+    if usually == awaited:
+        return _ALWAYS[usually]
+    is_awaited = IS_AWAITED.get()
+    return lambda: awaited if is_awaited() else usually
+
+
+_ALWAYS: tuple[Callable[[], int], ...] = (lambda: 0, lambda: 1, lambda: 2, lambda: 3)
+
+
 class RateLimiter(Protocol):
     """Where one slot's bytes pass in one direction. Of those that wait, what has the least `rank` then passes first."""
 
@@ -61,6 +73,22 @@ class Ceilings(Protocol):
         """None: nothing does."""
 
 
+class RequestRates(Protocol):
+    """What holds requests back where the origin refuses some for their number (policy/request_rates.py)."""
+
+    def passes(self, request: OriginRequest) -> bool:
+        """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
+
+    async def wait(self, request: OriginRequest) -> None:
+        """Until it may pass; OriginBusy when that takes too long."""
+
+    def charge(self, request: OriginRequest) -> None:
+        """A request is sent without having waited, on account of those behind it."""
+
+    def refused(self, request: OriginRequest, sent_at: float) -> None:
+        """The origin has refused, for their number, a request that was sent at a monotonic time."""
+
+
 class OriginObserver(Protocol):
     """Told of everything that passes, for metrics."""
 
@@ -75,15 +103,20 @@ class OriginObserver(Protocol):
 
 
 class OriginMeter:
-    """Counts for `observer`, and keeps `ceilings`, where there are any.
+    """Counts for `observer`, and keeps `ceilings` and `requests`, where there are any.
 
-    Whatever talks to an origin in this process shares one.
+    Whatever talks to an origin in this process shares one. For `S3Origin` it is what holds requests back.
     """
 
-    def __init__(self, observer: OriginObserver, ceilings: Ceilings | None = None) -> None:
+    def __init__(
+        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRates | None = None
+    ) -> None:
         self._observer = observer
         self.ceilings = ceilings
         """Replaced while bodies pass: their next pieces keep to the new ones."""
+
+        self.requests = requests
+        """Replaced, too."""
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         """What a body of `request`, or of its answer, passes."""
@@ -97,6 +130,25 @@ class OriginMeter:
             limiter = self.limiter("write", attempt.slot)
             if limiter is not None:
                 limiter.charge(attempt.sent_again_bytes)
+
+    def passes(self, request: OriginRequest) -> bool:
+        """As `RequestRates`."""
+        return self.requests is None or self.requests.passes(request)
+
+    async def wait(self, request: OriginRequest) -> None:
+        """As `RequestRates`."""
+        if self.requests is not None:
+            await self.requests.wait(request)
+
+    def charge(self, request: OriginRequest) -> None:
+        """As `RequestRates`."""
+        if self.requests is not None:
+            self.requests.charge(request)
+
+    def refused(self, request: OriginRequest, sent_at: float) -> None:
+        """As `RequestRates`."""
+        if self.requests is not None:
+            self.requests.refused(request, sent_at)
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
         """Where a slot's bytes pass now; None: nothing limits them."""
@@ -116,8 +168,7 @@ class TrafficMeter:
         self._purpose = purpose.value
         self._ceilings = of_all.ceilings
         self._limiter = of_all.limiter(direction, slot)
-        self._ranks = RANKS[purpose]
-        self._is_awaited = IS_AWAITED.get()
+        self._rank = rank_of(purpose)
 
     @property
     def limited(self) -> bool:
@@ -152,10 +203,6 @@ class TrafficMeter:
             self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
         if link_seconds > 0:
             self._observer.origin_waited(self._direction, self._slot, "link", link_seconds)
-
-    def _rank(self) -> int:
-        usually, awaited = self._ranks
-        return awaited if usually != awaited and self._is_awaited() else usually
 
 
 class MeteredOrigin:

@@ -89,7 +89,7 @@ class _Changes:
             if latest.generation != generation:
                 generation = latest.generation
                 try:
-                    await live.change(latest.settings, latest.bandwidth, latest.callers)
+                    await live.change(latest.settings, latest.bandwidth, latest.callers, latest.request_rates)
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
                     _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
                     tell(f"behind {error}")
@@ -138,7 +138,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # what was imported lives for ever and need not be looked at again
-    live = LiveSettings(config.settings, config.bandwidth, config.callers)
+    live = LiveSettings(config.settings, config.bandwidth, config.callers, config.request_rates)
     following: asyncio.Task[None] | None = None
 
     def tell(message: str) -> None:

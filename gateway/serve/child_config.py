@@ -34,8 +34,8 @@ class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
     `bandwidth`: where the memory can be opened in which all processes keep the ceilings; None: there are none.
-    `callers`: the same of the limits of callers. `generation`: how often the settings were changed since the start.
-    `closed`: why no process may touch the cache directory; None: they all use it.
+    `callers`: the same of the limits of callers; `request_rates`: of what the origin takes. `generation`: how often the
+    settings were changed since the start. `closed`: why no process may touch the cache directory; None: all use it.
     """
 
     settings: Settings
@@ -43,6 +43,7 @@ class ChildConfig:
     metrics_directory: Path
     bandwidth: Path | None = None
     callers: Path | None = None
+    request_rates: Path | None = None
     closed: str | None = None
     generation: int = 0
 
@@ -59,6 +60,7 @@ class ChildConfig:
             "closed": self.closed,
             "bandwidth": str(self.bandwidth) if self.bandwidth is not None else None,
             "callers": str(self.callers) if self.callers is not None else None,
+            "request_rates": str(self.request_rates) if self.request_rates is not None else None,
             "generation": self.generation,
         }
         return orjson.dumps(document) + b"\n"
@@ -70,7 +72,7 @@ class ChildConfig:
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> ChildConfig:
         """Of a line that was parsed."""
-        bandwidth, callers = document["bandwidth"], document["callers"]
+        bandwidth, callers, request_rates = (document[key] for key in ("bandwidth", "callers", "request_rates"))
         return cls(
             settings=settings_from_json(orjson.dumps(document["settings"])),
             instance_id=document["instance_id"],
@@ -78,5 +80,6 @@ class ChildConfig:
             closed=document["closed"],
             bandwidth=Path(bandwidth) if bandwidth is not None else None,
             callers=Path(callers) if callers is not None else None,
+            request_rates=Path(request_rates) if request_rates is not None else None,
             generation=document["generation"],
         )

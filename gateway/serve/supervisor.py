@@ -27,7 +27,15 @@ from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import ConfigError, ForebayError, StartupError
-from gateway.metering import callers_plan, ceilings_of, make_shared_bandwidth, make_shared_callers, shares_of
+from gateway.metering import (
+    callers_plan,
+    ceilings_of,
+    make_shared_bandwidth,
+    make_shared_callers,
+    make_shared_request_rates,
+    shares_of,
+    weights_of,
+)
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -63,6 +71,7 @@ class ServerResources:
     shared: SharedMemory
     bandwidth: _MemoryOf
     callers: _MemoryOf
+    request_rates: _MemoryOf
 
 
 def serve(
@@ -98,12 +107,19 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     undo.callback(metric_kinds.unshare)
     bandwidth = _MemoryOf(make_shared_bandwidth, lambda settings: (ceilings_of(settings), shares_of(settings)))
     callers = _MemoryOf(make_shared_callers, callers_plan)
-    undo.callback(bandwidth.close)
-    undo.callback(callers.close)
+    request_rates = _MemoryOf(make_shared_request_rates, weights_of)
+    for memory in (bandwidth, callers, request_rates):
+        undo.callback(memory.close)
     config = ChildConfig(
-        settings, secrets.token_hex(8), shared.files.path, bandwidth.made(settings), callers.made(settings), closed
+        settings,
+        secrets.token_hex(8),
+        shared.files.path,
+        bandwidth.made(settings),
+        callers.made(settings),
+        request_rates.made(settings),
+        closed,
     )
-    return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers)
+    return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers, request_rates)
 
 
 class _MemoryOf:
@@ -301,6 +317,7 @@ class _Supervisor:
             loaded = await asyncio.to_thread(self._reloader.load, self._config.settings, change, self._slots_max)
             settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
             bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
+            request_rates = self._resources.request_rates.made(settings)
         except (ForebayError, ConfigError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: all is as it was", problem=problem)
@@ -312,6 +329,7 @@ class _Supervisor:
                 settings=settings,
                 bandwidth=bandwidth,
                 callers=callers,
+                request_rates=request_rates,
                 generation=self._config.generation + 1,
             )
             self._tell_all()

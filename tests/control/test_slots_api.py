@@ -88,7 +88,7 @@ def test_what_is_shown_is_what_is_described(counted: Path) -> None:
     described = schema["properties"]["slots"]["items"]["properties"]
     for slot in document["slots"]:
         assert set(slot) == set(described)
-        for name in ("capacity", "read_bandwidth", "write_bandwidth"):
+        for name in ("capacity", "read_bandwidth", "write_bandwidth", "origin_requests"):
             assert set(slot[name]) == set(described[name]["properties"])
     assert [slot["name"] for slot in document["slots"]] == ["data", "other", "default"]
 
@@ -130,6 +130,28 @@ def test_which_limit_binds_now(counted: Path) -> None:
     assert shares == [75_000_000, 25_000_000, 20_000_000]
     assert of(document, "data")["write_bandwidth"]["share"] is None
     assert document["link"]["read"]["bytes_per_second"] > 0
+
+
+def test_requests_that_the_origin_refuses_are_told_and_bind(counted: Path) -> None:
+    """By what was held back between the two looks; who is refused and not held back is not bound by that."""
+
+    def throttle() -> None:
+        metrics.ORIGIN_THROTTLED.add(4, "data")
+        metrics.ORIGIN_THROTTLE_WAIT_SECONDS.add(0.5, "data")
+        metrics.ORIGIN_SLOW_DOWN.add(2, "other")
+
+    throttle()
+    before = of(answered(counted), "data")
+    document = answered(counted, throttle)
+    data, other = of(document, "data"), of(document, "other")
+    assert before["binds"] == []
+    assert (data["binds"], other["binds"]) == (["request-rate"], [])
+    assert data["origin_requests"]["throttled"] == before["origin_requests"]["throttled"] + 4
+    assert data["origin_requests"]["waited_seconds"] == before["origin_requests"]["waited_seconds"] + 0.5
+    assert (data["origin_requests"]["in_vain"], other["origin_requests"]["slow_down"]) == (0, 4)
+    metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, "data")
+    assert shown._throttled(of(answered(counted), "data")["origin_requests"]) == "8 for 0.12 s\n1 in vain"
+    assert shown._throttled(of(answered(counted), "default")["origin_requests"]) == "-"
 
 
 def test_it_is_shown_to_people(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

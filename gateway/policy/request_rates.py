@@ -1,0 +1,697 @@
+"""Requests to an origin that refuses some for their number: how many it takes, found out, and shared out to slots.
+
+While no request was refused so, nothing is held back and nothing is counted. With the first refusal the prefix of the
+bucket gets a *rate*, for reads and writes apart: it is measured for a moment how many requests the origin takes, and
+from then on so many pass, from one slot after the other by their weights (fair_shares.py, with requests in place of
+bytes). A further refusal cuts the rate, which then grows again: soon to nearly what was refused, slowly past it, and
+ever faster beyond (the cubic curve of TCP, and of the adaptive retries of AWS's SDKs). A rate that nobody has had to
+wait for in KEPT_SECONDS is forgotten.
+
+Some origins limit prefixes, some whole buckets, and none tells. When two prefixes of a bucket are refused within a
+moment, the bucket has a rate as a whole. From then on refusals under one prefix alone, while others send as well, speak
+for a limit of that prefix, which then has a rate of its own, too; the bucket's is cut when several are refused.
+
+All processes keep the rates together, in PLACES_MAX places, by cells that have one writer each (token_bucket.py). None
+decides for the others: what a rate is at a moment follows from its *course*, the last that any process has begun.
+
+    told[p]        counts what process p has changed of the claims: others look at those again
+    claim[n][p]    which rate process p believes place n to be of, and since when; the latest counts
+    family[n][p]   of which bucket that is
+    course[n][p]   a moment, and the rate that was refused then, or that holds from then on; the latest counts
+    needed[n][p]   when a request has last waited in process p, or was refused
+    sent[n][p], refused[n][p]  how many were sent while it was measured, and refused since the course began
+    refused_at[n][p], refused_of[n][p]  when the last was, and under which prefix
+
+A claim and a course are one word each, so none is ever half written. A process that is stopped or killed leaves what is
+true, or what others overrule within a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import structlog
+
+from gateway.clock import Clock
+from gateway.errors import OriginBusy
+from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.traffic_meter import rank_of
+from gateway.policy.bandwidth import Link, RateLimiter
+from gateway.policy.fair_shares import FairShares, rows_of
+from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
+from gateway.rate_limited_log import RateLimitedLog
+
+PLACES_MAX = 32
+"""So many rates there are at a time."""
+
+MEMORY_BYTES_MAX = 16 * 1024**2
+"""What all of them take: with thousands of slots in dozens of processes there are fewer."""
+
+MEASURED_SECONDS = 0.5
+MEASURED_SECONDS_MAX = 1.5
+"""So long it is measured what the origin takes, when it has refused the first request; longer where it takes next to
+nothing: it may count by the second, and begin anew with the next."""
+
+SPAN_SECONDS = 0.5
+"""A rate is cut once in so much time at most: what is refused meanwhile may be for what was sent before."""
+
+KEPT = 0.8
+"""The part of a rate that is left when it is cut."""
+
+GROWTH_SECONDS = 8.0
+"""From a cut until the rate is again what was refused. Four times as much takes 28 s, a hundred times 71 s."""
+
+LULL_SECONDS = 1.0
+"""A rate for which nobody has waited for so long does not grow beyond what is known to be taken."""
+
+KEPT_SECONDS = 60.0
+
+REFUSED_MIN = 3
+"""Fewer that are refused say nothing: not while it is measured what the origin takes, which is forgotten then, nor of
+two prefixes whether their bucket as a whole is at its limit, for each may have come to one of its own."""
+
+REFUSED_SHARE_MIN = 0.001
+"""Of what was sent since the last cut, and no more than in GROWTH_SECONDS, so much is refused before a rate is cut: S3
+refuses a request now and then at any rate."""
+
+EVIDENCE_MIN = 7.0
+"""So improbable must it be that refusals hit one prefix only by chance, before they are believed to be for that prefix:
+the logarithm of one in a thousand."""
+
+TOGETHER_SECONDS = 2.0
+"""Two prefixes that are refused within so long a time under the rate of their bucket are refused for its sake."""
+
+OTHERS_SHARE_MIN = 0.1
+"""Where the other prefixes of a bucket send less than this part, nothing can be said by who is refused."""
+
+RATE_MIN = 5.0
+"""Requests per second: so many find out whether the origin takes more again."""
+
+UNKNOWN_SHARE_MIN = 0.1
+"""Of what was sent while it was measured. An origin that took less does not count requests: it fails."""
+
+BACKGROUND_WAIT_FACTOR = 3.0
+"""So many times as long as a client's request waits what nobody waits for."""
+
+RATE_MAX = 1e5
+
+DEBT_SECONDS_MAX = 2.0
+"""Processes that change a rate in the same moment, from a much greater one, may disagree for good about what had flowed
+until then. What a rate owes for more than this is forgiven."""
+
+_ADVANCE_SECONDS = 0.05
+_WATCH_SECONDS = 1.0
+_RATE_CHANGE_MIN = 0.01
+
+_PROVEN_SECONDS = 10.0
+_PREFIXES_MAX = 256
+_SENT_MIN, _SENT_MAX = 20, 4096
+"""So many requests say what part of them is under a prefix, the last ones most."""
+
+_TOLD_ROWS = 1
+_OWN_ROWS = 8
+_CLAIM, _FAMILY, _COURSE, _SENT, _REFUSED, _REFUSED_OF, _NEEDED, _REFUSED_AT = range(_OWN_ROWS)
+_ROWS_OF_PLACE = _OWN_ROWS + ROWS_OF_ADJUSTABLE_BUCKET
+
+_NAME_BITS = 36
+_NOBODY = 0
+_RATE_BITS = 24
+_RATE_STEPS = 2**18
+"""Of a factor of two."""
+
+_MEASURING = 2**_RATE_BITS - 1
+
+_log = RateLimitedLog(structlog.get_logger("forebay.origin"))
+
+
+class Observer(Protocol):
+    """Counts what becomes of requests."""
+
+    def origin_slowed_down(self, slot: str) -> None:
+        """The origin has refused one for their number."""
+
+    def origin_throttled(self, slot: str, seconds: float) -> None:
+        """One was held back."""
+
+    def origin_throttled_in_vain(self, slot: str) -> None:
+        """One was held back for as long as it can be, and not sent."""
+
+    def origin_request_rate(self, bucket: str, direction: Direction, rate: float) -> None:
+        """What the origin is believed to take; 0: nothing is held back."""
+
+
+def places_for(slots: int, processes: int) -> int:
+    """How many rates there may be at a time."""
+    bytes_of_place = 8 * processes * (_ROWS_OF_PLACE + rows_of(slots))
+    return max(2, min(PLACES_MAX, MEMORY_BYTES_MAX // bytes_of_place))
+
+
+def cells_for(slots: int, processes: int) -> int:
+    """How many rows of cells all of them take; `slots` without the one of all that are not known."""
+    return _TOLD_ROWS + places_for(slots + 1, processes) * (_ROWS_OF_PLACE + rows_of(slots + 1))
+
+
+def direction_of(request: OriginRequest) -> Direction:
+    """Origins count reads and writes apart."""
+    return "read" if request.method in ("GET", "HEAD") else "write"
+
+
+def prefix_of(request: OriginRequest) -> str:
+    """What an origin may count by itself within a bucket: the first part of the key, or of the prefix that is listed,
+    up to and with its `/`; empty where there is none."""
+    text = request.key
+    if text is None:
+        text = next((value for name, value in request.query if name == "prefix" and value), "")
+    first, slash, _ = text.partition("/")
+    return first + slash if slash else ""
+
+
+class Course:
+    """How a rate goes on from a moment, as one word: the same in all processes."""
+
+    __slots__ = ("began", "top", "word")
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+        self.began = (word >> _RATE_BITS) / 1000
+        code = word & _MEASURING
+        self.top = math.inf if code == _MEASURING else 2.0 ** (code / _RATE_STEPS - 16)
+        """The rate that was refused; infinite while it is not known."""
+
+    @classmethod
+    def of(cls, began: float, top: float) -> Course:
+        code = _MEASURING
+        if not math.isinf(top):
+            code = min(_MEASURING - 1, max(0, round((math.log2(top) + 16) * _RATE_STEPS)))
+        return cls(round(began * 1000) << _RATE_BITS | code)
+
+    @property
+    def is_measuring(self) -> bool:
+        return math.isinf(self.top)
+
+    def rate(self, now: float) -> float:
+        """Requests per second, once it is known."""
+        since = (now - self.began) / GROWTH_SECONDS
+        return min(RATE_MAX, max(RATE_MIN, self.top * (1 + (1 - KEPT) * (since - 1) ** 3)))
+
+
+class RequestRate:
+    """One rate, as one process sees that of all."""
+
+    def __init__(self, cells: SharedCells, first_row: int, weights: Sequence[int], clock: Clock) -> None:
+        self._own = cells.own
+        self.claims = cells.whole_numbers(first_row + _CLAIM)
+        self._families = cells.whole_numbers(first_row + _FAMILY)
+        self._courses = cells.whole_numbers(first_row + _COURSE)
+        self._sent = cells.whole_numbers(first_row + _SENT)
+        self._refused = cells.whole_numbers(first_row + _REFUSED)
+        self._refused_of = cells.whole_numbers(first_row + _REFUSED_OF)
+        self._needed = cells.numbers(first_row + _NEEDED)
+        self._refused_at = cells.numbers(first_row + _REFUSED_AT)
+        row = first_row + _OWN_ROWS
+        self.bucket: AdjustableBucket = cells.adjustable_bucket(row, RATE_MIN)
+        shares = FairShares(cells, row + ROWS_OF_ADJUSTABLE_BUCKET, weights, {}, self.bucket)
+        self._link = Link(shares, clock, random.Random(cells.own))
+        self._clock = clock
+        self._limiters: dict[int, RateLimiter] = {}
+        self._adopt(Course(0), 0.0)
+        self._advance_at = 0.0
+        self.label: tuple[str, Direction] | None = None
+        """By which it is told of."""
+
+    def limiter(self, slot: int) -> RateLimiter:
+        """Where the requests of a slot pass."""
+        found = self._limiters.get(slot)
+        if found is None:
+            found = self._limiters[slot] = RateLimiter(slot, None, self._link, self._clock)
+        return found
+
+    def send_away(self) -> None:
+        """Nobody who waits passes here any more."""
+        for limiter in self._limiters.values():
+            limiter.give_up(math.inf)
+
+    # Whose it is
+
+    @property
+    def name(self) -> int:
+        return max(self.claims) & (1 << _NAME_BITS) - 1
+
+    @property
+    def family(self) -> int:
+        """Of which bucket and direction."""
+        claims = list(self.claims)
+        return self._families[claims.index(max(claims))]
+
+    def is_alive(self, now: float) -> bool:
+        """Whether anybody has needed it lately."""
+        return self.name != _NOBODY and now - max(self._needed) < KEPT_SECONDS
+
+    def is_over(self, now: float) -> bool:
+        """Whether so much is refused that it is no chance."""
+        return max(self._refused_at) >= now - SPAN_SECONDS and sum(self._refused) - self._refused_before >= REFUSED_MIN
+
+    def is_refused_beside(self, prefix: int, since: float) -> bool:
+        """Whether another prefix was refused since then in another process, as far as it is known."""
+        last = zip(self._refused_of, self._refused_at, strict=True)
+        return any(of != prefix and at >= since for of, at in last)
+
+    @property
+    def claimed_at(self) -> int:
+        """When it became that of whom it is; in seconds, not exact."""
+        return max(self.claims) >> _NAME_BITS
+
+    def is_needed(self, now: float) -> bool:
+        """Whether requests wait for it."""
+        return now - max(self._needed) <= LULL_SECONDS
+
+    def claim(self, name: int, family: int, course: Course, now: float) -> bool:
+        """It is that of `name` from now on, unless another process has just made it another's."""
+        self._needed[self._own] = now
+        self._families[self._own] = family
+        self._courses[self._own] = course.word
+        if not course.is_measuring:
+            self.bucket.change_rate(course.rate(now), now)
+        self._write_claim(name, now)
+        return self.name == name
+
+    def retire(self, now: float) -> None:
+        """It is nobody's."""
+        self._write_claim(_NOBODY, now)
+
+    def _write_claim(self, name: int, now: float) -> None:
+        self.claims[self._own] = max(int(now), (max(self.claims) >> _NAME_BITS) + 1) << _NAME_BITS | name
+
+    def take_over(self, other: RequestRate, now: float) -> bool:
+        """The same, of what another one knows."""
+        course = Course(max(other._courses))
+        if not course.is_measuring and now - course.began > GROWTH_SECONDS:
+            course = Course.of(now - GROWTH_SECONDS, other.per_second(now))
+        is_ours = self.claim(other.name, other.family, course, now)
+        if is_ours:
+            self._needed[self._own] = max(other._needed)
+            self.bucket.take(round(min(self.bucket.burst, other.bucket.burst)))  # nothing was saved up here
+        return is_ours
+
+    # What it is
+
+    @property
+    def is_measuring(self) -> bool:
+        """Everything passes, and is counted."""
+        return Course(max(self._courses)).is_measuring
+
+    def count(self) -> None:
+        """A request is sent meanwhile."""
+        self._sent[self._own] += 1
+
+    def per_second(self, now: float) -> float:
+        """Requests, as the last process that has changed it set it."""
+        self.bucket.level(now)  # learns of that
+        return self.bucket.rate
+
+    def need(self, now: float) -> bool:
+        """A request waits; whether that is the first after a lull. The rate grows from where it is then, not from where
+        it would be by now."""
+        is_lull = not self.is_needed(now)
+        if is_lull:
+            self._advance(now)
+            if not self._course.is_measuring and now - self._course.began > GROWTH_SECONDS:
+                self._begin(Course.of(now - GROWTH_SECONDS, self.per_second(now)), now)
+        self._needed[self._own] = now
+        return is_lull
+
+    def refuse(self, prefix: int, sent_at: float, now: float, *, is_to_blame: bool = True) -> None:
+        """The origin has refused a request under a prefix that was sent then; `is_to_blame`: because it is too much for
+        this rate."""
+        self._refused_of[self._own], self._refused_at[self._own] = prefix, now
+        self._advance(now)
+        began = self._course.began
+        if sent_at >= began:
+            self._refused[self._own] += 1
+        if is_to_blame:
+            self._needed[self._own] = now
+            sent = min(self.bucket.taken_bytes() - self._taken_before, GROWTH_SECONDS * self.bucket.rate)
+            is_enough = sum(self._refused) - self._refused_before >= REFUSED_SHARE_MIN * sent
+            if not self._course.is_measuring and is_enough and sent_at > began and now - began >= SPAN_SECONDS:
+                self._begin(Course.of(now, self.per_second(now)), now)
+
+    def advance(self, now: float) -> None:
+        """Have the rate be what it is by now; often called."""
+        if now >= self._advance_at:
+            self._advance_at = now + _ADVANCE_SECONDS
+            self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        word = max(self._courses)
+        if word != self._course.word:
+            self._adopt(Course(word), now)
+        debt = -self.bucket.level(now)
+        if debt > DEBT_SECONDS_MAX * self.bucket.rate + 1:
+            self.bucket.give_back(int(debt))
+        course = self._course
+        if course.is_measuring:
+            seconds = now - self._adopted_at
+            sent = sum(self._sent) - self._sent_before
+            taken, least = sent - (sum(self._refused) - self._refused_before), UNKNOWN_SHARE_MIN * sent
+            if seconds >= (MEASURED_SECONDS if taken >= least else MEASURED_SECONDS_MAX):
+                if sent - taken < REFUSED_MIN:
+                    self.retire(now)
+                else:
+                    self._begin(Course.of(now, max(max(taken, least) / seconds, RATE_MIN)), now)
+        elif self.is_needed(now) or now - course.began <= GROWTH_SECONDS:
+            self._keep_to(course, now)
+
+    def _begin(self, course: Course, now: float) -> None:
+        self._courses[self._own] = course.word
+        self._adopt(course, now)
+        self._keep_to(course, now)
+
+    def _keep_to(self, course: Course, now: float) -> None:
+        rate = course.rate(now)
+        before = self.per_second(now)
+        if abs(rate - before) > _RATE_CHANGE_MIN * before:
+            self.bucket.change_rate(rate, now)
+
+    def _adopt(self, course: Course, now: float) -> None:
+        self._course, self._adopted_at = course, now
+        self._sent_before, self._refused_before = sum(self._sent), sum(self._refused)
+        self._taken_before = self.bucket.taken_bytes()
+
+
+class _Refusals:
+    """Under the rate of a bucket as a whole: which prefixes they hit, as this process sees it."""
+
+    def __init__(self) -> None:
+        self._sent = Counter[str]()
+        self._total = 0
+        self._refused_at: dict[str, float] = {}
+        self._only, self._weight = "", 0.0
+
+    def send(self, prefix: str) -> None:
+        """A request is sent."""
+        if self._total >= _SENT_MAX or (len(self._sent) >= _PREFIXES_MAX and prefix not in self._sent):
+            self._sent = Counter({of: count // 2 for of, count in self._sent.items() if count > 1})
+            self._total = self._sent.total()
+        self._sent[prefix] += 1
+        self._total += 1
+
+    def others_share(self, prefix: str) -> float:
+        """What part of all is sent under other prefixes."""
+        return 1 - self._sent[prefix] / self._total if self._total >= _SENT_MIN else 1.0
+
+    def add(self, prefix: str, now: float) -> bool:
+        """One more; whether another prefix was refused together with it."""
+        is_together = any(of != prefix and now - at <= TOGETHER_SECONDS for of, at in self._refused_at.items())
+        self._refused_at = {of: at for of, at in self._refused_at.items() if now - at <= TOGETHER_SECONDS}
+        self._refused_at[prefix] = now
+        if prefix != self._only or is_together:
+            self._only, self._weight = prefix, 0.0
+        return is_together
+
+    def are_of(self, prefix: str) -> bool:
+        """Whether the last ones, of which this is another, can hardly all be under it by chance."""
+        share = 1 - self.others_share(prefix)
+        if share > 0:
+            self._weight -= math.log(share)
+        if self._weight < EVIDENCE_MIN:
+            return False
+        self._weight = 0.0
+        return True
+
+
+class RequestRates:
+    """All rates, as one process keeps them with the others that use `cells`; without, it is alone.
+
+    What is of a slot that is not named has the weight 1, together with all such. Event loop only.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[tuple[str, int]],
+        clock: Clock,
+        observer: Observer,
+        cells: SharedCells | None = None,
+        *,
+        wait_seconds_max: float,
+        buckets_told: Collection[str] = (),
+    ) -> None:
+        """`weights` of slots, in the same order in all processes. A client's request waits for `wait_seconds_max`.
+        Metrics tell buckets of `buckets_told` apart, and no others."""
+        cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
+        self._cells = cells
+        self._clock = clock
+        self._observer = observer
+        self._slots = {name: number for number, (name, _) in enumerate(weights, 1)}
+        self._weights = [1, *(weight for _, weight in weights)]
+        self._wait_seconds_max = wait_seconds_max
+        self.buckets_told = buckets_told
+        self._told = cells.whole_numbers(0)
+        self._known = self._nothing_told = bytes(8 * cells.processes)
+        self._places: dict[int, RequestRate] = {}
+        self._live: dict[int, RequestRate] = {}
+        """By name."""
+
+        self._refusals: dict[int, _Refusals] = {}
+        """By the name of a bucket's rate."""
+
+        self._successor: RequestRates | None = None
+        """Who has taken over, with whom those wait from then on who waited here."""
+
+        self._labels: set[tuple[str, Direction]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    # What `origin.traffic_meter.RequestRates` asks for
+
+    def passes(self, request: OriginRequest) -> bool:
+        """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
+        if self._told.tobytes() != self._known:
+            self._read(self._clock.monotonic())
+        if not self._live:
+            return True
+        rates = self._rates_of(request, is_new=True)
+        if len(rates) > 1:  # one after the other
+            return False
+        return not rates or self._limiter(rates[0], request).passes(1, rank_of(request.purpose))
+
+    async def wait(self, request: OriginRequest) -> None:
+        """Until it may pass; OriginBusy when that takes too long."""
+        began = self._clock.monotonic()
+        longest_seconds = self._wait_seconds_max
+        if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
+            longest_seconds *= BACKGROUND_WAIT_FACTOR
+        rank = rank_of(request.purpose)
+        for rate in self._rates_of(request):
+            limiter = self._limiter(rate, request)
+            if not limiter.passes(1, rank):
+                self._need(rate)
+                try:
+                    await limiter.take(1, rank, began + longest_seconds - self._clock.monotonic())
+                except TimeoutError:
+                    if self._successor is not None:
+                        if not self._successor.passes(request):
+                            await self._successor.wait(request)
+                        return
+                    self._observer.origin_throttled_in_vain(request.slot)
+                    raise OriginBusy(
+                        f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
+                        f"sent in {longest_seconds:g} s"
+                    ) from None
+                self._need(rate)
+        waited_seconds = self._clock.monotonic() - began
+        if waited_seconds > 0:
+            self._observer.origin_throttled(request.slot, waited_seconds)
+
+    def charge(self, request: OriginRequest) -> None:
+        """A request is sent without having waited: those behind it wait for it."""
+        for rate in self._rates_of(request, is_new=True) if self._live else ():
+            self._limiter(rate, request).charge(1)
+
+    def refused(self, request: OriginRequest, sent_at: float) -> None:
+        """The origin has refused, for their number, a request that was sent at a monotonic time."""
+        self._observer.origin_slowed_down(request.slot)
+        now = self._clock.monotonic()
+        self._read(now)
+        bucket, direction, prefix = request.bucket or "", direction_of(request), prefix_of(request)
+        name = _name(bucket, prefix, direction)
+        whole, rate = self._live.get(_name(bucket, None, direction)), self._live.get(name)
+        if whole is not None and not whole.is_measuring:
+            refusals = self._refusals_under(whole)
+            is_together = refusals.add(prefix, now) or whole.is_refused_beside(name, now - TOGETHER_SECONDS)
+            is_alone = refusals.others_share(prefix) < OTHERS_SHARE_MIN
+            whole.refuse(name, sent_at, now, is_to_blame=whole.is_needed(now) and (is_together or is_alone))
+            if rate is not None:
+                rate.refuse(name, sent_at, now, is_to_blame=rate.is_needed(now) or not is_together)
+            elif not is_together and refusals.are_of(prefix):
+                self._claim(request, prefix, now)
+            return
+        if whole is not None:  # what the bucket takes is being measured
+            whole.refuse(name, sent_at, now)
+            if rate is not None:
+                rate.refuse(name, sent_at, now)
+            return
+        rate = rate or self._claim(request, prefix, now)
+        if rate is None:
+            _log.warning("the origin refuses requests under more prefixes than can be kept", bucket, bucket=bucket)
+            return
+        rate.refuse(name, sent_at, now)
+        if rate.is_over(now):
+            self._claim_whole(request, rate, now)
+
+    # Which rates there are
+
+    def take_over(self, before: RequestRates) -> None:
+        """What was known before settings have changed, and who waits."""
+        now = self._clock.monotonic()
+        before._read(now)
+        for name, rate in before._live.items():
+            place = self._place_for(name, now)
+            if place is not None and (place.is_alive(now) or place.take_over(rate, now)):
+                place.label = rate.label
+        self._told[self._cells.own] += 1
+        self._read(now)
+        self._labels = before._labels
+        self._tell(self.rates())
+        before._successor = self
+        for rate in before._places.values():
+            rate.send_away()
+
+    def rates(self) -> dict[tuple[str, Direction], float]:
+        """What the origin is believed to take, by bucket and direction, as far as this process has sent anything."""
+        now, found = self._clock.monotonic(), dict[tuple[str, Direction], float]()
+        self._read(now)
+        whole = {rate.family for name, rate in self._live.items() if _is_whole(name)}
+        for name, rate in self._live.items():
+            is_in_force = not rate.is_measuring and (_is_whole(name) or rate.family not in whole)
+            if rate.label is not None and is_in_force:
+                found[rate.label] = found.get(rate.label, 0.0) + rate.per_second(now)
+        return found
+
+    async def aclose(self) -> None:
+        """Nobody is told of rates any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    def _refusals_under(self, whole: RequestRate) -> _Refusals:
+        found = self._refusals.get(whole.name)
+        if found is None:
+            self._refusals = {name: one for name, one in self._refusals.items() if name in self._live}
+            found = self._refusals[whole.name] = _Refusals()
+        return found
+
+    def _need(self, rate: RequestRate) -> None:
+        if rate.need(self._clock.monotonic()):
+            self._told[self._cells.own] += 1  # where others were about to forget it
+
+    def _rates_of(self, request: OriginRequest, *, is_new: bool = False) -> tuple[RequestRate, ...]:
+        """What a request passes now, one after the other; `is_new`: it is not counted yet where all pass."""
+        now = self._clock.monotonic()
+        bucket, direction = request.bucket or "", direction_of(request)
+        prefix = prefix_of(request)
+        whole = self._live.get(_name(bucket, None, direction))
+        of_prefix = self._live.get(_name(bucket, prefix, direction))
+        found = tuple(rate for rate in (of_prefix, whole) if rate is not None)
+        for rate in found:
+            rate.advance(now)
+            if rate.label is None:
+                rate.label = (bucket if bucket in self.buckets_told else "other"), direction
+            if is_new and rate.is_measuring:
+                rate.count()
+        if is_new and whole is not None:
+            self._refusals_under(whole).send(prefix)
+        return tuple(rate for rate in found if not rate.is_measuring)
+
+    def _limiter(self, rate: RequestRate, request: OriginRequest) -> RateLimiter:
+        return rate.limiter(self._slots.get(request.slot, 0))
+
+    def _read(self, now: float) -> None:
+        """The claims of all processes."""
+        self._known = self._told.tobytes()
+        if self._known == self._nothing_told:
+            return
+        live = dict[int, RequestRate]()
+        for number in range(places_for(len(self._weights), self._cells.processes)):
+            rate = self._place(number)
+            if rate.is_alive(now):
+                live.setdefault(rate.name, rate)
+        for name, rate in self._live.items():
+            if live.get(name) is not rate:
+                rate.label = None
+        self._live = live
+        if live and self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="request rates")
+
+    def _claim(self, request: OriginRequest, prefix: str | None, now: float) -> RequestRate | None:
+        """Find a place for a rate, which is measured from now on; None: all are in use."""
+        bucket, direction = request.bucket or "", direction_of(request)
+        name = _name(bucket, prefix, direction)
+        rate = self._place_for(name, now)
+        if rate is None or not rate.claim(name, _name(bucket, None, direction), Course.of(now, math.inf), now):
+            return None  # another process was faster, for another rate: the next refusal finds another place
+        self._told[self._cells.own] += 1
+        _log.warning(
+            "the origin refuses requests for their number: they are held back",
+            bucket,
+            bucket=bucket,
+            prefix="(all)" if prefix is None else prefix,
+            requests=direction,
+        )
+        self._read(now)
+        return rate
+
+    def _claim_whole(self, request: OriginRequest, rate: RequestRate, now: float) -> None:
+        """Have the bucket of a prefix that is refused have a rate, if another prefix is refused as well."""
+        others = [one for one in self._live.values() if one is not rate and one.family == rate.family]
+        if any(one.is_over(now) for one in others) and self._claim(request, None, now) is not None:
+            for one in (rate, *others):
+                if now - one.claimed_at < _PROVEN_SECONDS:  # it was measured while the others were refused as well
+                    one.retire(now)
+            self._told[self._cells.own] += 1
+            self._read(now)
+
+    def _place_for(self, name: int, now: float) -> RequestRate | None:
+        """The place that a rate has, or may have; None: all are in use."""
+        count = places_for(len(self._weights), self._cells.processes)
+        places = (self._place((name + number) % count) for number in range(count))
+        return next((place for place in places if not place.is_alive(now) or place.name == name), None)
+
+    def _place(self, number: int) -> RequestRate:
+        found = self._places.get(number)
+        if found is None:
+            row = _TOLD_ROWS + number * (_ROWS_OF_PLACE + rows_of(len(self._weights)))
+            found = self._places[number] = RequestRate(self._cells, row, self._weights, self._clock)
+        return found
+
+    async def _watch(self) -> None:
+        """As long as there are rates, tell what they are, and forget those that nobody needs."""
+        while self._live:
+            await self._clock.sleep(_WATCH_SECONDS)
+            now = self._clock.monotonic()
+            for rate in self._live.values():
+                rate.advance(now)
+            self._tell(self.rates())
+        self._watching = None
+
+    def _tell(self, rates: dict[tuple[str, Direction], float]) -> None:
+        for label in self._labels - rates.keys():
+            self._observer.origin_request_rate(*label, 0.0)
+        for label, rate in rates.items():
+            self._observer.origin_request_rate(*label, rate)
+        self._labels = set(rates)
+
+
+def _name(bucket: str, prefix: str | None, direction: Direction) -> int:
+    """Of a bucket as a whole (None), odd; of a prefix of it, even."""
+    text = f"{direction}\0{bucket}\0{prefix or ''}".encode("utf-8", "surrogatepass")
+    found = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & (1 << _NAME_BITS) - 1
+    return found | 1 if prefix is None else found & ~1
+
+
+def _is_whole(name: int) -> bool:
+    return bool(name & 1)
