@@ -28,6 +28,7 @@ class Counts:
     lists: int
     sent_bytes: int
     stalled: int
+    refused: int
 
 
 class LoadOrigin(ServerProcess):
@@ -52,11 +53,13 @@ class LoadOrigin(ServerProcess):
         bytes_per_second: float = 0.0,
         requests_per_second: float = 0.0,
         stall_every: int = 0,
+        taken_per_second: float = 0.0,
     ) -> None:
         """How it answers from now on; 0 is none and unlimited."""
         self._ask(
             f"/.shape?latency_seconds={latency_seconds}&bytes_per_second={bytes_per_second}"
             f"&requests_per_second={requests_per_second}&stall_every={stall_every}"
+            f"&taken_per_second={taken_per_second}"
         )
 
     def counts(self) -> Counts:

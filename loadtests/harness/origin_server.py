@@ -20,6 +20,8 @@ from loadtests.harness.origin_answers import Answer, Listing, object_answer, pla
 
 _PIECE_BYTES = 256 * 1024
 _FINEST_SLEEP_SECONDS = 0.001
+_SAVED_SECONDS = 0.25
+_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _BUCKETS = (
     b"<ListAllMyBucketsResult><Owner><ID>load</ID></Owner><Buckets><Bucket><Name>load</Name>"
     b"<CreationDate>2026-11-21T00:00:00.000Z</CreationDate></Bucket></Buckets></ListAllMyBucketsResult>"
@@ -29,13 +31,15 @@ _BUCKETS = (
 @dataclass(slots=True)
 class Shape:
     """0 is none and unlimited. The requests per second are those of all connections from one address together. Of all
-    bodies, every `stall_every`th stops half way, for ever.
+    bodies, every `stall_every`th stops half way, for ever. What comes beyond `taken_per_second`, of all connections, is
+    answered 503 SlowDown; a quarter of a second's worth is saved up.
     """
 
     latency_seconds: float = 0.0
     bytes_per_second: float = 0.0
     requests_per_second: float = 0.0
     stall_every: float = 0.0
+    taken_per_second: float = 0.0
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class Counters:
     lists: int = 0
     sent_bytes: int = 0
     stalled: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -58,6 +63,8 @@ class OriginState:
     shape: Shape = field(default_factory=Shape)
     counters: Counters = field(default_factory=Counters)
     next_turn: dict[str, float] = field(default_factory=dict)
+    level: float = 0.0
+    level_at: float = 0.0
 
     def wait_seconds(self, address: str, now: float) -> float:
         """How long the answer of a request that arrived now has to wait for its first byte."""
@@ -67,6 +74,19 @@ class OriginState:
             self.next_turn[address] = turn + 1 / self.shape.requests_per_second
             wait += turn - now
         return wait
+
+    def takes(self, now: float) -> bool:
+        """Whether a request that arrived now is not one too many."""
+        rate = self.shape.taken_per_second
+        if not rate:
+            return True
+        self.level = min(rate * _SAVED_SECONDS, self.level + rate * (now - self.level_at))
+        self.level_at = now
+        if self.level < 1:
+            self.counters.refused += 1
+            return False
+        self.level -= 1
+        return True
 
     def answer(self, method: str, target: str, head: bytes) -> Answer:
         path, _, query = target.partition("?")
@@ -125,7 +145,13 @@ class OriginConnection(asyncio.Protocol):
         if target.startswith("/."):
             self._begin(method, target, head)
             return
-        wait = self._state.wait_seconds(self._address, self._loop.time())
+        now = self._loop.time()
+        if not self._state.takes(now):
+            answer = plain("503 Slow Down", _SLOW_DOWN, method)
+            self._transport.write(answer.head + answer.body)
+            self._over()
+            return
+        wait = self._state.wait_seconds(self._address, now)
         if wait > 0:
             self._loop.call_later(wait, self._begin, method, target, head)
         else:
