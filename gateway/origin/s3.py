@@ -43,7 +43,7 @@ from gateway.origin.retry import (
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import Addressing, CredentialSource, RequestSigner, Target
+from gateway.origin.signing import Addressing, CredentialsOf, CredentialSource, RequestSigner, Target
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
@@ -115,15 +115,18 @@ class S3Origin:
         clock: Clock,
         *,
         instance_id: str,
+        credentials_of: CredentialsOf | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
         silence: SilenceBoard | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which."""
         self._settings = settings
         self._clock = clock
         self._addressing = Addressing(settings)
-        self._signer = RequestSigner(credentials, settings.region, clock, instance_id)
+        signs = credentials_of if credentials_of is not None else (lambda _: credentials)
+        self._signer = RequestSigner(signs, settings.region, clock, instance_id)
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()

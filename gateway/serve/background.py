@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
     config = context.config
-    async with origin_for_checks(config.settings, config.instance_id) as origin:
+    async with origin_for_checks(context.live, config.instance_id) as origin:
         check = OriginCheck(origin, config.settings.origin.endpoint_url)
         telling = asyncio.create_task(_tell_of_origin(check), name="origin check")
         try:

@@ -34,6 +34,7 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor, pref
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.objects import Homes
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
@@ -82,7 +83,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) -> AsyncIterator[Bench]:
-    opened = open_directory(directory, "origin")
+    opened = open_directory(directory, Homes("origin"))
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
     index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
@@ -517,7 +518,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
     async def start() -> None:
         origin, clock = MemoryOrigin(ManualClock()), ManualClock()
         catalog = await Catalog.open(
-            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=CatalogMetrics(), slots=slots
+            tmp_path / "c", origin, homes=Homes("origin"), clock=clock, observer=CatalogMetrics(), slots=slots
         )
         await catalog.close()
 
@@ -534,7 +535,8 @@ import os, signal, sys
 from pathlib import Path
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.opening import open_directory
-catalog = open_directory(Path(sys.argv[1]), "origin")
+from gateway.objects import Homes
+catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 own = OwnWrite("b", [b"a"])
 catalog.dirty.begin(own, 0.0)
 if "end" in sys.argv:
