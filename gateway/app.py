@@ -214,6 +214,7 @@ async def s3_application(
             node.clock,
             writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
+            homes=settings.homes,
         )
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, node.metrics.snapshots)

@@ -1,8 +1,8 @@
 """The origins that the settings name: where buckets are, and whose key signs which request.
 
 Of several keys that cover a request the most specific signs: that of the slot with the longest prefix, else that of the
-bucket, else that of `[origin]`. A request that names no key is the bucket's, but for listings, which their prefix's slot signs, and
-DeleteObjects, which one slot signs where it has all the keys.
+bucket, else that of `[origin]`. A request that names no key is the bucket's, but for listings, which their prefix's
+slot signs, and DeleteObjects, which one slot signs where it has all the keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.policy.slots import Prefix, PrefixMap
 
 
 class _Named(NamedTuple):
-    """One of `[[origin_credentials]]` at work. `lender` has the key that assumes its role, where nobody else uses it."""
+    """One of `[[origin_credentials]]` at work. `lender` has the key that assumes its role, if nobody else uses it."""
 
     settings: OriginCredentialSettings
     credentials: OriginCredentials

@@ -28,6 +28,7 @@ docs/on-disk-format.md is the reference for every field.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -108,10 +109,8 @@ def keep_apart(homes: Homes) -> None:
     the same name at another home: there, too, one ETag may stand for other bytes."""
     _TAGS.clear()
     for bucket, home in homes.by_bucket.items():
-        # No bucket's name holds a slash.
-        _TAGS[bucket] = (
-            "/" + hashlib.blake2b(home.encode(), digest_size=_TAG_BYTES, person=b"forebay home 1").hexdigest()
-        )
+        digest = hashlib.blake2b(home.encode(), digest_size=_TAG_BYTES, person=b"forebay home 1")
+        _TAGS[bucket] = f"/{digest.hexdigest()}"
 
 
 def _tagged(bucket: str) -> str:
@@ -272,7 +271,7 @@ def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tupl
     if _CRC.unpack_from(header, end)[0] != checksums.crc32c(header[:end]):
         raise BlockDamaged("the header's checksum differs")
     bucket, key, etag = header[_FIXED.size : key_at], header[key_at:etag_at], header[etag_at:table_at]
-    name = _decode(bucket).partition("/")[0]
+    name = _TAG.sub("", _decode(bucket))
     version = ObjectVersion(ObjectKey(name, _decode(key)), _decode(etag), object_size)
     block_id = BlockIds.of(bucket, key, etag, object_size).at(offset, length)
     return Block(block_id, version, offset, length), header[table_at:end]

@@ -247,8 +247,8 @@ class SlotSettings(Section):
     )
     origin_credentials: str | None = setting(
         None,
-        "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: what signs around "
-        "it, in a slot with a shorter prefix, in the bucket, or for [origin].",
+        "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: what signs "
+        "around it, in a slot with a shorter prefix, in the bucket, or for [origin].",
         allowed="the name of one of [[origin_credentials]]",
         pattern=_NAME,
     )

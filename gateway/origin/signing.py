@@ -1,8 +1,8 @@
 """Requests to the origin: to which host and path, signed with which key pair, for which region, at which time.
 
 The key pair is fixed by the config, or found by the usual AWS chain, which is aiobotocore's: environment, profile, web
-identity, container, instance metadata; pairs that expire are refreshed by it. Or STS lends it (sts.py). Regions of buckets and the origin's time
-are learned from what it answers.
+identity, container, instance metadata; pairs that expire are refreshed by it. Or STS lends it (sts.py). Regions of
+buckets and the origin's time are learned from what it answers.
 
 `Addressing` says where a request goes, path style or virtual-hosted style, and gives the exact bytes of its target.
 Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.

@@ -16,6 +16,7 @@ import trustme
 
 from gateway.app import origin_for_checks
 from gateway.config import OriginSettings, Settings
+from gateway.config.live import LiveSettings
 from gateway.control.origin_check import REMEMBERED_SECONDS, REMEMBERED_WELL_SECONDS, OriginCheck, OriginFinding
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
@@ -28,7 +29,7 @@ async def checking(url: str, key: str = ACCESS_KEY_ID, secret: str = SECRET_ACCE
     origin = OriginSettings.model_validate(
         {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": secret}
     )
-    async with origin_for_checks(Settings(origin=origin), "feed") as asked:
+    async with origin_for_checks(LiveSettings(Settings(origin=origin)), "feed") as asked:
         yield OriginCheck(asked, url)
 
 

@@ -146,11 +146,10 @@ def test_a_buffer_says_whose_it_is(of_here: Path) -> None:
     assert (of_here / ORIGIN).read_text() == f"{HERE.main}\n"
 
 
-@pytest.mark.parametrize(
-    "held", [Recovered(1, 0, 0, 0, BUCKETS), Recovered(0, 1, 0, 0, BUCKETS), Recovered(0, 0, 1, 0, BUCKETS)]
-)
-def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, held: Recovered) -> None:
+@pytest.mark.parametrize("counts", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, counts: tuple[int, int, int]) -> None:
     """Objects, open uploads, and uploads to be aborted. The message names the key, both values and the ways out."""
+    held = Recovered(*counts, 0, BUCKETS)
     before = {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()}
     with pytest.raises(StartupError) as refused:
         keep_to_homes(of_here, THERE, held)
@@ -193,7 +192,8 @@ def test_a_disk_that_does_not_say_is_no_other_origin(of_here: Path) -> None:
 
 
 def test_each_bucket_keeps_to_its_own_home(of_here: Path) -> None:
-    """Only the bucket that has moved matters: where something of it is held, the start is refused, and says which bucket
+    """Only the bucket that has moved matters: where something of it is held, the start is refused, and says which
+    it is,
     and both homes; what is held of others is nobody's business, and what was learned of those that stay is kept."""
     moved = Homes(HERE.main, {"moved": THERE.main})
     held = Recovered(2, 0, 0, 0, frozenset({"stays", "moved"}))
@@ -204,11 +204,10 @@ def test_each_bucket_keeps_to_its_own_home(of_here: Path) -> None:
     for said in ("'moved'", repr(HERE.main), repr(THERE.main), "nothing was changed"):
         assert said in str(refused.value)
     assert "'stays'" not in str(refused.value)
-    journal = Journal(of_here, lambda _: None)
+    journal, own = Journal(of_here, lambda _: None), LastOwnWrite(1.0)
     try:
         for bucket in ("stays", "moved"):
             asyncio.run(journal.change(lambda tx, bucket=bucket: tx.learn(bucket, CAPABILITIES)))  # type: ignore[misc]
-            own = LastOwnWrite(1.0)
             asyncio.run(journal.change(lambda tx, bucket=bucket: tx.record_own_write(ObjectKey(bucket, "k"), own)))  # type: ignore[misc]
     finally:
         journal.close()
