@@ -130,6 +130,11 @@ class RoleCredentials:
         self._asked.set()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether STS is not asked any more."""
+        return self._keeping is not None and self._keeping.done()
+
+    @property
     def _words(self) -> str:
         return f"no key pair for the role {self._role.arn} (origin_credentials {self._role.name!r})"
 
