@@ -127,9 +127,16 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
         boot = BOOT_ID.read_bytes()
         if not _believable(path, homes, boot):
             _drop(path, users)
+        moved = _moved(path, homes)
+        if moved and not try_lock(users):
+            raise StartupError(
+                f"the catalog {path} is of other homes of buckets, and other processes use it: stop them first"
+            )
         remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
         files = _open_with_room(path, users, process, size_bytes_max)
-        _forget_moved(path, files, users, homes)
+        for bucket in moved:  # ORIGIN says so only then: who is killed does it again
+            files.epochs.change_bucket(bucket)
+            files.listing.forget(bucket, b"", END)
         _keep(path / "ORIGIN", homes.to_text().encode())
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -213,18 +220,10 @@ def _homes_before(path: Path) -> Homes | None:
     return None if found is None else Homes.from_text(found.decode("utf-8", "replace"))
 
 
-def _forget_moved(path: Path, files: _Files, users: int, homes: Homes) -> None:
-    """What is known of buckets that are at another home now. ORIGIN says so only then: who is killed does it again."""
-    before = _homes_before(path)
-    if before is None or before == homes:
-        return
-    if not try_lock(users):
-        files.close()
-        raise StartupError(f"the catalog {path} is of other homes of buckets, and other processes use it: stop them")
-    for bucket in {*before.by_bucket, *homes.by_bucket}:
-        if before.of(bucket) != homes.of(bucket):
-            files.epochs.change_bucket(bucket)
-            files.listing.forget(bucket, b"", END)
+def _moved(path: Path, homes: Homes) -> list[str]:
+    """The buckets that are at another home now, of which nothing that is known is true."""
+    before = _homes_before(path) or homes
+    return sorted(bucket for bucket in {*before.by_bucket, *homes.by_bucket} if before.of(bucket) != homes.of(bucket))
 
 
 def _drop(path: Path, users: int) -> None:

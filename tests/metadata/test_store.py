@@ -299,6 +299,28 @@ def test_what_cannot_be_believed_is_dropped(tmp_path: Path, harm: str) -> None:
         assert catalog.store.lookup(KEY) is not None
 
 
+def test_what_is_known_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
+    """There, and back again; what is known of the others stays. Who has it open keeps it to its homes."""
+    elsewhere = Homes("origin", {KEY.bucket: "elsewhere"})
+    for homes, is_known in (
+        (Homes("origin"), False),
+        (Homes("origin", {"another": "elsewhere"}), True),
+        (elsewhere, False),
+        (elsewhere, True),
+        (Homes("origin", {KEY.bucket: "third"}), False),
+        (Homes("origin"), False),
+        (Homes("origin"), True),
+    ):
+        catalog = open_directory(tmp_path / "c", homes)
+        assert (catalog.store.lookup(KEY) is not None) == is_known, homes
+        catalog.store.land([fill(catalog)])
+        catalog.close()
+    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of buckets"):
+        open_directory(tmp_path / "c", elsewhere)
+    with opened(tmp_path / "c") as catalog:
+        assert catalog.store.lookup(KEY) is not None
+
+
 def test_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     """A newer version's catalog is never misread."""
     with opened(tmp_path / "c"):

@@ -310,7 +310,7 @@ def test_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: StrictOr
 
 
 def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
-    """By SIGHUP: another secret, another name, another way. Where a bucket is needs a restart, and the refusal says it."""
+    """By SIGHUP: another secret, another name, another way. Where a bucket is needs a restart, and this is told."""
     config = config_of(main, far)
     with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
         admin, client = Admin(gateway), client_of(gateway.s3_url)

@@ -116,6 +116,27 @@ def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
     play(tmp_path / "c", scenario)
 
 
+def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
+    """And of no other."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+
+    def is_known(homes: Homes) -> bool:
+        opened = open_directory(tmp_path / "c", homes)
+        try:
+            index = ListingIndex(opened, opened.epochs, ManualClock(), CatalogMetrics())
+            return isinstance(index.find("b", ListRequest(), FOR_EVER, with_owner=False, truths={}), Found)
+        finally:
+            opened.close()
+
+    async def scenario() -> list[bool]:
+        return [is_known(Homes("origin", {"c": "elsewhere"})), is_known(Homes("origin", {"b": "elsewhere"}))]
+
+    play(tmp_path / "c", learn)
+    assert asyncio.run(scenario()) == [True, False]
+
+
 def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     """As the catalog does; an unclean boot drops it."""
 
