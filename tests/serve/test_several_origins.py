@@ -110,7 +110,7 @@ def everything(client: Any, bucket: str, name: str) -> None:
     assert keys_of(client, bucket, f"{name}/") == [f"{name}/a"]
 
 
-def test_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_7_10_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, far: StrictOrigin) -> None:
     """Both refuse the other's key, and never hear of the other's bucket. Within a slot its own key signs all that names
     its keys or lists them; what is about the bucket, the bucket's."""
     slot = {"name": "inner", "prefix": "s3://far/inner/", "origin_credentials": "inner"}
@@ -134,7 +134,7 @@ def test_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, far: St
     assert [signer for _, signer in lines(far, "POST /far?delete")] == [FAR[0], INNER[0], FAR[0]]
 
 
-def test_a_wrong_key_is_told_and_signs_nothing_else(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_7_10_a_wrong_key_is_told_and_no_other_is_tried(main: StrictOrigin, far: StrictOrigin) -> None:
     """Its bucket fails, and no other key is tried in its place; status and /readyz name the bucket, and no secret is
     anywhere."""
     config = config_of(main, far)
@@ -166,7 +166,7 @@ def test_a_wrong_key_is_told_and_signs_nothing_else(main: StrictOrigin, far: Str
             assert secret not in gateway.log + shown + str(document) + ready.text
 
 
-def test_only_the_origins_own_key_lets_callers_in(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_7_12_only_the_origins_own_key_lets_callers_in(main: StrictOrigin, far: StrictOrigin) -> None:
     """Without [[credentials]]: the keys of buckets are the gateway's alone. The log says what this means."""
     with GatewayProcess(config_of(main, far)) as gateway:
         client_of(gateway.s3_url, MAIN).list_objects_v2(Bucket="far")
@@ -174,7 +174,7 @@ def test_only_the_origins_own_key_lets_callers_in(main: StrictOrigin, far: Stric
         assert "there are no [[credentials]]: whoever signs with the key of [origin] acts with all of" in gateway.log
 
 
-def test_buckets_are_listed_from_one_list(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_9_6_buckets_are_in_one_list(main: StrictOrigin, far: StrictOrigin) -> None:
     """What the origin has, and the buckets that the configuration has elsewhere; those once that are in both."""
     far.model.create_bucket("unknown-here")
     with GatewayProcess(config_of(main, far)) as gateway:
@@ -186,7 +186,7 @@ def test_buckets_are_listed_from_one_list(main: StrictOrigin, far: StrictOrigin)
     assert lines(far, "GET / ") == []
 
 
-def test_copies_between_homes_are_refused(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_7_11_copies_between_homes_are_refused(main: StrictOrigin, far: StrictOrigin) -> None:
     """Neither origin has both; and the target's may have another bucket of the source's name, whose bytes would come.
     Whether the source is pending makes no difference."""
     far.model.create_bucket("near")
@@ -224,7 +224,7 @@ def _has(origin: StrictOrigin, key: str) -> bool:
     return True
 
 
-def test_what_was_written_back_is_flushed_to_its_home(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
+def test_8_7_what_was_written_back_is_flushed_to_its_home(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
     """With the slot's key, its probes too, while the other origin is away. With what is pending, no start sends it
     anywhere else; once its home has it, the bucket may move, and nothing of before is taken for what is there."""
     slot = {
@@ -294,7 +294,7 @@ def _written(tmp_path: Path, config: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_8_8_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: StrictOrigin) -> None:
     """Its bucket is answered 503, and what is cached of it; the others are served."""
     slot = {"name": "far", "prefix": "s3://far/", "mode": "read-only", "consistency": "immutable"}
     with GatewayProcess(config_of(main, far, slot)) as gateway:
@@ -372,7 +372,7 @@ def test_roles_sign_for_their_buckets(main: StrictOrigin, far: StrictOrigin, tmp
             assert all(lent.get(signer) is not None for signer in signers)
 
 
-def test_an_sts_that_refuses_is_told(main: StrictOrigin, far: StrictOrigin) -> None:
+def test_8_8_an_sts_that_lends_nothing_is_told(main: StrictOrigin, far: StrictOrigin) -> None:
     """It starts, serves the others, and says in words what is missing; requests of that bucket are 503 at once."""
     config = config_of(main, far)
     config["origin_credentials"] = [
