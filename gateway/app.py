@@ -110,8 +110,9 @@ async def _node(
 
 
 @asynccontextmanager
-async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[Origin]:
-    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while."""
+async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
+    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
+    the keys that they are asked with."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)
@@ -129,7 +130,7 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
             await keys.follow(live.now)
 
         stack.enter_context(live.following(follow))
-        yield origin
+        yield origin, keys
 
 
 @asynccontextmanager

@@ -7,8 +7,10 @@ slot signs, and DeleteObjects, which one slot signs where it has all the keys.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import NamedTuple
 
 from gateway.clock import Clock
@@ -77,6 +79,12 @@ class OriginKeys:
         prefix = next((value for name, value in request.query if name == "prefix"), None)
         return self._covering(bucket, (prefix or "") if request.method == "GET" else "")
 
+    def problem(self, name: str) -> str | None:
+        """Why one of `[[origin_credentials]]` is not renewed, though it may be good still; None: nothing is known of
+        that."""
+        found = self._named.get(name)
+        return found.credentials.problem if found is not None else None
+
     def _covering(self, bucket: str, key: str) -> CredentialSource:
         return self._by_prefix.longest(bucket, key) or self.own
 
@@ -84,6 +92,8 @@ class OriginKeys:
         signers = list(_signers(settings))
         used = {name for _, name in signers}
         wanted = {one.name: one for one in settings.origin_credentials if one.name in used}
+        if any(one.access_key_id is None for one in wanted.values()):
+            await asyncio.to_thread(import_module, "gateway.origin.sts")  # brings botocore with it: half a second
         before, self._named = self._named, {}
         for name, one in wanted.items():
             self._named[name] = await self._begun(before.get(name), one, settings)
@@ -111,7 +121,7 @@ class OriginKeys:
             if one.access_key_id is not None:
                 return _Named(one, StaticCredentials(_pair_of(one)))
             return _Named(one, ChainCredentials(self._clock, profile=one.profile))
-        from gateway.origin.sts import Role, RoleCredentials  # brings botocore with it
+        from gateway.origin.sts import Role, RoleCredentials
 
         role = Role(
             one.name,

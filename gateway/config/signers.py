@@ -11,7 +11,7 @@ from gateway.config.settings import Settings
 class Signer(NamedTuple):
     """A bucket or slot of which something differs from `[origin]`; `credentials` says whose key signs, and no secret.
 
-    `slot` is the slot's name; None: it is a bucket's.
+    `slot` is the slot's name; None: it is a bucket's. `name` is that of the credentials, where they have one.
     """
 
     prefix: str
@@ -19,6 +19,7 @@ class Signer(NamedTuple):
     endpoint_url: str
     region: str
     credentials: str
+    name: str | None
 
 
 def signers(settings: Settings) -> Iterator[Signer]:
@@ -31,12 +32,15 @@ def signers(settings: Settings) -> Iterator[Signer]:
     regions = {bucket.name: bucket.region for bucket in settings.buckets}
     for bucket in settings.buckets:
         signed = names[bucket.origin_credentials] if bucket.origin_credentials is not None else own
-        yield Signer(f"s3://{bucket.name}/", None, bucket.endpoint_url, bucket.region, signed)
+        yield Signer(
+            f"s3://{bucket.name}/", None, bucket.endpoint_url, bucket.region, signed, bucket.origin_credentials
+        )
     for slot in settings.slots:
         if slot.origin_credentials is not None:
             name = slot.prefix.removeprefix("s3://").partition("/")[0]
             region, home = regions.get(name, settings.origin.region), settings.homes.of(name)
-            yield Signer(slot.prefix, slot.name, home, region, names[slot.origin_credentials])
+            signed = names[slot.origin_credentials]
+            yield Signer(slot.prefix, slot.name, home, region, signed, slot.origin_credentials)
 
 
 def _way(access_key_id: str | None, profile: str | None, role_arn: str | None) -> str:

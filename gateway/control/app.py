@@ -193,7 +193,7 @@ class _Control:
                 "endpoint_url": self._settings.origin.endpoint_url,
                 "region": self._settings.origin.region,
                 **_finding(origin),
-                "differing": [one._asdict() | _finding(found) for one, found in others],
+                "differing": [_differing(one) | _finding(found) for one, found in others],
             },
             "cache": {
                 "directory": str(cache.directory),
@@ -220,6 +220,12 @@ class _Control:
                 for slot in self._settings.slots
             ],
         }
+
+
+def _differing(one: Signer) -> dict[str, Any]:
+    document = one._asdict()
+    del document["name"]
+    return document
 
 
 def _finding(found: OriginFinding) -> dict[str, Any]:

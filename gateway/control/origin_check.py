@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -152,8 +153,16 @@ class OriginCheck:
 class OriginChecks:
     """Of `[origin]`, and of each bucket and slot that differs from it, as the settings are now."""
 
-    def __init__(self, origin: Origin, live: LiveSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        live: LiveSettings,
+        not_renewed: Callable[[str], str | None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`not_renewed` says why credentials of this name, which may be good still, are not renewed."""
         self._origin = origin
+        self._not_renewed = not_renewed
         self._live = live
         self._clock = clock
         self._main = OriginCheck(origin, live.now.origin.endpoint_url, clock)
@@ -164,7 +173,13 @@ class OriginChecks:
         wanted = list(signers(self._live.now))
         self._others = {one: self._others.get(one) or self._new(one) for one in wanted}
         main, *others = await asyncio.gather(self._main.finding(), *(self._others[one].finding() for one in wanted))
-        return main, list(zip(wanted, others, strict=True))
+        return main, [(one, self._judged(one, found)) for one, found in zip(wanted, others, strict=True)]
+
+    def _judged(self, one: Signer, found: OriginFinding) -> OriginFinding:
+        problem = self._not_renewed(one.name) if one.name is not None else None
+        if found.problem is not None or problem is None:
+            return found
+        return replace(found, problem=f"the key pair is good still, and is not renewed: {problem}")
 
     async def finding(self) -> OriginFinding:
         """All of them in one: the state of the first with a problem, and every problem."""

@@ -144,12 +144,18 @@ class OriginCredentials(CredentialSource, Protocol):
     def known(self) -> tuple[KeyPair, ...]:
         """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the pair is not renewed, where its source knows; it may be good still."""
+
     async def aclose(self) -> None:
         """Stop looking."""
 
 
 class StaticCredentials:
     """A pair from the configuration."""
+
+    problem: str | None = None
 
     def __init__(self, pair: KeyPair) -> None:
         self._known: tuple[KeyPair, ...] = (pair,)
@@ -177,6 +183,9 @@ class ChainCredentials:
 
     `AWS_EC2_METADATA_DISABLED` is respected by the chain itself.
     """
+
+    problem: str | None = None
+    """A pair is renewed when it is asked for: who asks has the error."""
 
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
         # Only who has no pair of its own needs it: 0.2 s of CPU and 20 MB in every process. Not first in the look-up,

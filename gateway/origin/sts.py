@@ -12,6 +12,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from gateway.cancellation import turn
 from gateway.clock import Clock
 from gateway.errors import CredentialsUnavailable
 from gateway.origin.signing import KeyPair, OriginCredentials
+from gateway.rate_limited_log import RateLimitedLog
 
 STS_SECONDS_MAX = 10.0
 """What one question to STS may take, from its connection on."""
@@ -43,7 +45,7 @@ _ASKED_AGAIN_SHARE = (0.6, 0.8)
 _FAILED_AGAIN_SECONDS = (1.0, 15.0)
 """After a failure, and after many: how long until STS is asked again, at most; at least half of that."""
 
-_log = structlog.get_logger("forebay.origin")
+_log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 
 class AwsSession(AioSession):  # type: ignore[misc]
@@ -55,6 +57,14 @@ class AwsSession(AioSession):  # type: ignore[misc]
             given, straight = options.get("config"), AioConfig(ignore_configured_endpoint_urls=True)
             options |= {"endpoint_url": own or None, "config": given.merge(straight) if given else straight}
         return super().create_client(service_name, *arguments, **options)
+
+
+@lru_cache(maxsize=1)
+def _warm_session() -> AwsSession:
+    """One for all roles: what botocore knows of STS takes a tenth of a second to read. Blocks."""
+    session = AwsSession()
+    session.warm_up_loader_caches("sts")
+    return session
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ class RoleCredentials:
         self._source = source
         self._clock = clock
         self._rng = rng or random.Random()
-        self._session = AwsSession()
+        self._session: AwsSession | None = None
         self._lent: _Lent | None = None
         self._known: tuple[KeyPair, ...] = ()
         self._problem: str | None = None
@@ -130,6 +140,11 @@ class RoleCredentials:
         self._asked.set()
 
     @property
+    def problem(self) -> str | None:
+        """Why STS has not lent the next pair, the last time it was asked. The one of before may be good still."""
+        return self._problem
+
+    @property
     def is_closed(self) -> bool:
         """Whether STS is not asked any more."""
         return self._keeping is not None and self._keeping.done()
@@ -155,6 +170,7 @@ class RoleCredentials:
                 is_good = self._good() is not None
                 _log.warning(
                     "STS lends no key pair" + ("; the one of before is good still" if is_good else ""),
+                    f"{self._role.name} {is_good}",
                     origin_credentials=self._role.name,
                     role=self._role.arn,
                     problem=self._problem,
@@ -170,6 +186,7 @@ class RoleCredentials:
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(STS_SECONDS_MAX):
+                self._session = self._session or await asyncio.to_thread(_warm_session)
                 found = await (await self._fetcher()).fetch_credentials()
         except TimeoutError:
             raise _Failed(f"STS does not answer within {STS_SECONDS_MAX:g} seconds") from None
@@ -212,6 +229,8 @@ class RoleCredentials:
         return AioAssumeRoleCredentialFetcher(self._client, own, role.arn, extra_args=asked)
 
     def _client(self, service_name: str, config: AioConfig | None = None, **options: Any) -> Any:
+        if self._session is None:
+            raise ValueError("nothing has begun yet")
         bounded = AioConfig(
             connect_timeout=STS_SECONDS_MAX / 2,
             read_timeout=STS_SECONDS_MAX / 2,

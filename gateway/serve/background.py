@@ -42,8 +42,8 @@ class _Server(uvicorn.Server):
 async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
     config = context.config
-    async with origin_for_checks(context.live, config.instance_id) as origin:
-        check = OriginChecks(origin, context.live)
+    async with origin_for_checks(context.live, config.instance_id) as (origin, keys):
+        check = OriginChecks(origin, context.live, keys.problem)
         telling = asyncio.create_task(_tell_of_origin(check), name="origin check")
         try:
             await _serve(context, check)

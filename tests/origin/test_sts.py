@@ -179,6 +179,7 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
                 await asked_again(sts, clock, 2)
                 await until(lambda: bool(logged))
                 assert await credentials.current() == first
+                assert credentials.problem == "STS refuses: AccessDenied (HTTP 403)"
                 await clock.advance(3600)
                 with pytest.raises(CredentialsUnavailable, match="STS refuses: AccessDenied") as caught:
                     await credentials.current()
@@ -193,6 +194,7 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
             await until(lambda: len(sts.asked) > asked)
             await until(lambda: credentials.known()[0] != first)
             assert (await credentials.current()) != first
+            assert credentials.problem is None
 
     asyncio.run(scenario())
 

@@ -224,7 +224,9 @@ def _has(origin: StrictOrigin, key: str) -> bool:
     return True
 
 
-def test_8_7_what_was_written_back_is_flushed_to_its_home(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
+def test_8_7_what_was_written_back_is_flushed_to_its_home(
+    main: StrictOrigin, far: StrictOrigin, tmp_path: Path
+) -> None:
     """With the slot's key, its probes too, while the other origin is away. With what is pending, no start sends it
     anywhere else; once its home has it, the bucket may move, and nothing of before is taken for what is there."""
     slot = {
