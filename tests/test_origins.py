@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.config.loading import load_settings
+from gateway.errors import OriginUnreachable
 from gateway.objects import Homes
 from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.sts import RoleCredentials
 from gateway.origins import OriginKeys, routed_origin
 from tests.support.gateway_process import to_toml
 from tests.support.manual_clock import ManualClock
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 ORIGIN = {"endpoint_url": "http://main.example", "access_key_id": "OWN", "secret_access_key": "s"}
 
@@ -169,6 +174,61 @@ def test_buckets_that_are_reached_alike_share_a_home(tmp_path: Path) -> None:
     assert (other.region, other.addressing_style) == ("auto", "virtual")
     assert main.endpoint_url == "http://main.example"
     assert settings.homes == Homes("http://main.example", dict.fromkeys("abc", "http://a.example"))
+
+
+def test_a_bucket_has_certificates_of_its_own(tmp_path: Path) -> None:
+    """Those of its home, whatever is trusted for the origin; and where it says nothing, those of the system alone."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pair.pem")
+
+    async def status(settings: Settings) -> int:
+        clock = SystemClock()
+        keys = OriginKeys(settings, clock)
+        origin = routed_origin(
+            settings, lambda one: S3Origin(one, keys.own, clock, instance_id="x", credentials_of=keys.of)
+        )
+        try:
+            async with await origin.send(OriginRequest("GET", "far")) as response:
+                return response.status
+        finally:
+            await origin.aclose()
+            await keys.aclose()
+
+    pem = str(tmp_path / "pair.pem")
+    with StrictOrigin() as main, StrictOrigin(certificate_file=pem, key_file=pem) as far:
+        far.model.create_bucket("far")
+        own = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY, "max_attempts": 1}
+        bucket = {"name": "far", "endpoint_url": far.endpoint_url}
+        for more, of_origin, is_trusted in (
+            ({"ca_bundle": str(tmp_path / "ca.pem")}, None, True),
+            ({}, str(tmp_path / "ca.pem"), False),
+        ):
+            origin = {"endpoint_url": main.endpoint_url, "ca_bundle": of_origin, **own}
+            settings = settings_of(tmp_path, origin=origin, buckets=[{**bucket, **more}])
+            if is_trusted:
+                assert asyncio.run(status(settings)) == 200
+            else:
+                with pytest.raises(OriginUnreachable):
+                    asyncio.run(status(settings))
+
+
+def test_what_the_environment_says(tmp_path: Path) -> None:
+    """Buckets and keys by their variables; STS by its own, and never by AWS_ENDPOINT_URL."""
+    variables = {
+        "AWS_ENDPOINT_URL": "http://gateway.example",
+        "AWS_ENDPOINT_URL_STS": "http://sts.example",
+        "FOREBAY_ORIGIN__ENDPOINT_URL": "http://main.example",
+        "FOREBAY_CACHE__DIRECTORY": str(tmp_path),
+        "FOREBAY_ORIGIN_CREDENTIALS__0__NAME": "role",
+        "FOREBAY_ORIGIN_CREDENTIALS__0__ROLE_ARN": "arn:aws:iam::1:role/x",
+        "FOREBAY_BUCKETS": '[{"name": "far", "endpoint_url": "http://far.example", "origin_credentials": "role"}]',
+    }
+    settings = load_settings(None, variables).settings
+    assert settings.homes == Homes("http://main.example", {"far": "http://far.example"})
+    assert settings.origin_credentials[0].sts_endpoint_url == "http://sts.example"
+    del variables["AWS_ENDPOINT_URL_STS"]
+    assert load_settings(None, variables).settings.origin_credentials[0].sts_endpoint_url is None
 
 
 def test_a_bucket_in_another_region_of_aws_is_at_its_endpoint(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 def perform(context: RequestContext) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
     services = context.services
-    if services.homes.by_bucket:
+    if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
     if services.writeback is not None:
         answer = _by_buffer(context, services.writeback)

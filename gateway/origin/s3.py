@@ -454,7 +454,9 @@ class OwnKeyOrigin:
         if code is None:
             headers = {**response.headers, "content-length": str(len(document))}
             return _WholeResponse(response.status, headers, document)
-        _log.error("the origin refuses the gateway's own key", code, code=code, status=response.status)
+        _log.error(
+            "the origin refuses the gateway's own key", code, code=code, status=response.status, bucket=request.bucket
+        )
         told = s3_error(
             "AccessDenied",
             f"The origin refuses the key of this gateway ({code}). Your own key and signature are good: tell whoever "
