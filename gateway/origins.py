@@ -94,11 +94,10 @@ class OriginKeys:
         wanted = {one.name: one for one in settings.origin_credentials if one.name in used}
         if any(one.access_key_id is None for one in wanted.values()):
             await asyncio.to_thread(import_module, "gateway.origin.sts")  # brings botocore with it: half a second
-        before, self._named = self._named, {}
-        for name, one in wanted.items():
-            self._named[name] = await self._begun(before.get(name), one, settings)
-        kept = {id(one.credentials) for one in self._named.values()}
-        self._by_prefix = PrefixMap((prefix, self._named[name].credentials) for prefix, name in signers)
+        named = {name: await self._begun(self._named.get(name), one, settings) for name, one in wanted.items()}
+        before, self._named = self._named, named
+        self._by_prefix = PrefixMap((prefix, named[name].credentials) for prefix, name in signers)
+        kept = {id(one.credentials) for one in named.values()}
         for ended in before.values():
             if id(ended.credentials) not in kept:
                 await _close(ended)

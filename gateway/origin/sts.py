@@ -188,6 +188,8 @@ class RoleCredentials:
             async with asyncio.timeout(STS_SECONDS_MAX):
                 self._session = self._session or await asyncio.to_thread(_warm_session)
                 found = await (await self._fetcher()).fetch_credentials()
+            pair = KeyPair(found["access_key"], found["secret_key"], found["token"])
+            seconds = self._seconds_of(found)
         except TimeoutError:
             raise _Failed(f"STS does not answer within {STS_SECONDS_MAX:g} seconds") from None
         except ClientError as error:
@@ -200,8 +202,6 @@ class RoleCredentials:
             raise _Failed(f"the token cannot be read, or STS not be reached: {error.strerror}") from None
         except Exception as error:  # noqa: BLE001 - code of many providers; its text may hold anything
             raise _Failed(f"no key pair came out ({type(error).__name__})") from None
-        seconds = self._seconds_of(found)
-        pair = KeyPair(found["access_key"], found["secret_key"], found["token"])
         self._lent = _Lent(pair, began + seconds)
         self._known = (pair, *self._known[:1])
         return seconds

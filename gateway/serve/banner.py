@@ -48,7 +48,7 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
     facts: dict[str, str | list[str]] = {
         "origin": f"{origin.endpoint_url}, region {origin.region}",
         "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
-        **({"elsewhere": differing} if (differing := _differing(settings)) else {}),
+        **({"buckets": differing} if (differing := _differing(settings)) else {}),
         "callers": _callers(settings),
         "cache": f"{cache.directory}: up to {format_size(cache.capacity_bytes)}, {lasting}",
         "workers": str(settings.server.workers),
