@@ -166,6 +166,7 @@ def test_7_10_a_wrong_key_is_told_and_no_other_is_tried(main: StrictOrigin, far:
             assert secret not in gateway.log + shown + str(document) + ready.text
 
 
+@pytest.mark.slow
 def test_7_12_only_the_origins_own_key_lets_callers_in(main: StrictOrigin, far: StrictOrigin) -> None:
     """Without [[credentials]]: the keys of buckets are the gateway's alone. The log says what this means."""
     with GatewayProcess(config_of(main, far)) as gateway:
@@ -174,6 +175,7 @@ def test_7_12_only_the_origins_own_key_lets_callers_in(main: StrictOrigin, far: 
         assert "there are no [[credentials]]: whoever signs with the key of [origin] acts with all of" in gateway.log
 
 
+@pytest.mark.slow
 def test_9_6_buckets_are_in_one_list(main: StrictOrigin, far: StrictOrigin) -> None:
     """What the origin has, and the buckets that the configuration has elsewhere; those once that are in both."""
     far.model.create_bucket("unknown-here")
@@ -296,6 +298,7 @@ def _written(tmp_path: Path, config: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_8_8_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: StrictOrigin) -> None:
     """Its bucket is answered 503, and what is cached of it; the others are served."""
     slot = {"name": "far", "prefix": "s3://far/", "mode": "read-only", "consistency": "immutable"}
@@ -335,6 +338,9 @@ def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: Str
         client.head_object(Bucket="far", Key="a")
         assert lines(far, "HEAD /far/a")[-1][1] == INNER[0]
         assert admin.get("/api/v1/status")["origin"]["differing"][0]["credentials"] == f"inner (key {INNER[0]})"
+        assert admin.put("y", {"prefix": "s3://far/y/", "origin_credentials": "far"}).status_code == 200
+        client.put_object(Bucket="far", Key="y/a", Body=b"x")
+        assert lines(far, "/far/y/a")[-1][1] == "AKNEXT"
         slot = {"prefix": "s3://near/x/", "origin_credentials": "nobody"}
         answer = admin.put("x", slot)
         assert answer.status_code == 409
@@ -342,6 +348,41 @@ def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: Str
         admin.reload({"buckets": [{"name": "far", "endpoint_url": main.endpoint_url}]}, gateway)
         assert "where the bucket 'far' is" in admin.gateway["settings_problem"]
         client.head_object(Bucket="far", Key="a")
+
+
+@pytest.mark.slow
+def test_7_10_what_nobody_asks_for_goes_there_too(main: StrictOrigin, far: StrictOrigin) -> None:
+    """Crawls of an index, warming and snapshots: at the bucket's home, signed with the slot's key. A snapshot says
+    where its objects are."""
+    slot = {
+        "name": "data",
+        "prefix": "s3://far/data/",
+        "mode": "read-only",
+        "metadata_ttl": "1h",
+        "index": True,
+        "origin_credentials": "inner",
+    }
+    for number in range(20):
+        far.model.put("far", f"data/{number:02}", b"%d" % number)
+    with GatewayProcess(config_of(main, far, slot)) as gateway, httpx.Client(base_url=gateway.admin_url) as admin:
+
+        def is_done(path: str, prefix: str, **more: str) -> None:
+            begun = admin.post(path, json={"prefix": prefix, **more})
+            assert begun.status_code == 202, begun.text
+            one = f"/api/v1/jobs/{begun.json()['id']}"
+            until(lambda: admin.get(one).json()["state"] not in ("waiting", "running"), "the job does not end")
+            assert admin.get(one).json()["state"] == "done", admin.get(one).text
+
+        until(lambda: admin.get("/api/v1/indexes").json()["indexes"][0]["complete"], "the index is not complete")
+        is_done("/api/v1/warm", "s3://far/data/")
+        is_done("/api/v1/snapshots", "s3://far/data/", name="v1")
+        assert admin.get("/api/v1/snapshots/v1").json()["origin"] == far.endpoint_url
+        asked = len(far.request_lines)
+        assert client_of(gateway.s3_url).get_object(Bucket="far", Key="data/07")["Body"].read() == b"7"
+        assert len(keys_of(client_of(gateway.s3_url), "far", "data/")) == 20
+        assert len(far.request_lines) == asked
+    assert {signer for _, signer in lines(far, "data")} == {INNER[0]}
+    assert lines(main, "far") == []
 
 
 def test_roles_sign_for_their_buckets(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
@@ -374,6 +415,7 @@ def test_roles_sign_for_their_buckets(main: StrictOrigin, far: StrictOrigin, tmp
             assert all(lent.get(signer) is not None for signer in signers)
 
 
+@pytest.mark.slow
 def test_8_8_an_sts_that_lends_nothing_is_told(main: StrictOrigin, far: StrictOrigin) -> None:
     """It starts, serves the others, and says in words what is missing; requests of that bucket are 503 at once."""
     config = config_of(main, far)
