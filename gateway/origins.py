@@ -1,8 +1,9 @@
 """The origins that the settings name: where buckets are, and whose key signs which request.
 
-Of several keys that cover a request the most specific signs: that of the slot with the longest prefix, else that of the
-bucket, else that of `[origin]`. A request that names no key is the bucket's, but for listings, which their prefix's
-slot signs, and DeleteObjects, which one slot signs where it has all the keys.
+Of several keys that cover a request the most specific signs: of the slots in its bucket, that of the one with the
+longest prefix, else that of the bucket, else that of a slot for every bucket, else that of `[origin]`. A request that
+names no key is the bucket's, but for listings, which their prefix's slot signs, and DeleteObjects, which one slot signs
+where it has all the keys.
 """
 
 from __future__ import annotations

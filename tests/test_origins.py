@@ -78,7 +78,8 @@ NAMED = [pair(name) for name in ("outer", "inner", "bucket", "all", "unused")]
     ids=str,
 )
 def test_the_most_specific_key_signs(tmp_path: Path, request_: OriginRequest, signer: str) -> None:
-    """Slot over bucket over origin; of slots, the one with the longest prefix that has a key."""
+    """Slot over bucket over origin; of slots, the one with the longest prefix that has a key. One for every bucket
+    comes after the bucket."""
 
     async def scenario() -> str:
         settings = settings_of(tmp_path, slots=SLOTS, buckets=BUCKETS, origin_credentials=NAMED)
