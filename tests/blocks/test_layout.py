@@ -57,6 +57,7 @@ def test_blocks_of_one_bucket_at_two_homes_are_not_one() -> None:
         moved = layout.block_at(other, 0, 64 * 1024)
         for block, header, _ in found:  # whatever the homes are by now
             assert layout.unpack_header(header)[0] == block
+            assert layout.header_bytes(header) == len(header)
     finally:
         layout.keep_apart(Homes(""))
     assert layout.block_at(other, 0, 64 * 1024).id != moved.id
