@@ -38,8 +38,9 @@ from gateway.origin.client import Origin
 from gateway.origin.retry import SilenceBoard
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
+from gateway.origin.signing import OriginCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origins import OriginKeys, routed_origin
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
@@ -48,6 +49,9 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
+
+CHECKS_AT_ONCE = 8
+"""So many questions to one home at the same time, where it is checked."""
 
 SILENCE = "origin-silence"
 """Where in the shared directory the processes tell each other that an origin is silent."""
@@ -73,31 +77,35 @@ async def _node(
     settings, clock = live.now, SystemClock()
     metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
-        credentials = _origin_credentials(settings, clock)
-        await credentials.start()
-        stack.push_async_callback(credentials.aclose)
+        keys = OriginKeys(settings, clock)
+        stack.push_async_callback(keys.aclose)
+        await keys.start()
         rates = _RatesInForce(live, metrics, clock, process)
         stack.push_async_callback(rates.aclose)
         bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
         meter = OriginMeter(metrics, bandwidth, rates.now)
-        s3_origin = S3Origin(
-            _origin_settings(settings),
-            credentials,
-            clock,
-            instance_id=instance_id,
-            on_attempt=meter.attempt,
-            on_hedge=metrics.origin_hedge,
-            silence=SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None),
-            rates=meter,
-        )
-        origin = MeteredOrigin(OwnKeyOrigin(s3_origin), meter)
+        silence = SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None)
+
+        def connect(home: OriginSettings) -> Origin:
+            return S3Origin(
+                home,
+                keys.own,
+                clock,
+                instance_id=instance_id,
+                credentials_of=keys.of,
+                on_attempt=meter.attempt,
+                on_hedge=metrics.origin_hedge,
+                silence=silence,
+                rates=meter,
+            )
+
+        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect)), meter)
         stack.push_async_callback(origin.aclose)
-        node = _Node(process, clock, metrics, credentials, origin, Slots(_slots(settings)))
+        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)))
 
         async def follow() -> None:
             node.slots.follow(_slots(live.now))
-            if isinstance(credentials, StaticCredentials):
-                credentials.follow(_pair(live.now))
+            await keys.follow(live.now)
             if ceilings.differ(live):
                 meter.ceilings = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
             meter.requests = await rates.follow()
@@ -108,17 +116,27 @@ async def _node(
 
 
 @asynccontextmanager
-async def origin_for_checks(settings: Settings, instance_id: str) -> AsyncIterator[Origin]:
-    """The origin as it answers, refusals of the gateway's key included; asked once each time, and for a short while."""
+async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
+    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
+    the keys that they are asked with."""
     clock = SystemClock()
-    credentials = _origin_credentials(settings, clock)
-    impatient = replace(_origin_settings(settings), max_attempts=1, max_connections=1)
     async with AsyncExitStack() as stack:
-        await credentials.start()
-        stack.push_async_callback(credentials.aclose)
-        origin = S3Origin(impatient, credentials, clock, instance_id=instance_id)
+        keys = OriginKeys(live.now, clock)
+        stack.push_async_callback(keys.aclose)
+        await keys.start()
+
+        def connect(home: OriginSettings) -> Origin:
+            impatient = replace(home, max_attempts=1, max_connections=CHECKS_AT_ONCE)
+            return S3Origin(impatient, keys.own, clock, instance_id=instance_id, credentials_of=keys.of)
+
+        origin = routed_origin(live.now, connect)
         stack.push_async_callback(origin.aclose)
-        yield origin
+
+        async def follow() -> None:
+            await keys.follow(live.now)
+
+        stack.enter_context(live.following(follow))
+        yield origin, keys
 
 
 @asynccontextmanager
@@ -138,7 +156,7 @@ async def _directory(
         catalog = await Catalog.open(
             settings.cache.directory / "catalog",
             node.origin,
-            origin_name=settings.origin.endpoint_url,
+            homes=settings.homes,
             clock=node.clock,
             observer=node.metrics.catalog,
             slots=node.slots,
@@ -203,6 +221,7 @@ async def s3_application(
             node.clock,
             writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
+            homes=settings.homes,
         )
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, node.metrics.snapshots)
@@ -273,9 +292,7 @@ async def upkeep(
         opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
-        tools = JobDependencies(
-            node.origin, catalog, blocks, node.slots, node.clock, snapshots, origin_name=settings.origin.endpoint_url
-        )
+        tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
@@ -397,40 +414,6 @@ def forget_remembered(directory: Path) -> None:
     disbelieve(directory / "catalog")
 
 
-def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:
-    origin = settings.origin
-    if origin.access_key_id is None or origin.secret_access_key is None:
-        return ChainCredentials(clock, profile=origin.profile)
-    return StaticCredentials(_pair(settings))
-
-
-def _pair(settings: Settings) -> KeyPair:
-    origin = settings.origin
-    if origin.access_key_id is None or origin.secret_access_key is None:
-        raise ValueError("there is no key pair in the settings")
-    token = origin.session_token.get_secret_value() if origin.session_token else None
-    return KeyPair(origin.access_key_id, origin.secret_access_key.get_secret_value(), token)
-
-
-def _origin_settings(settings: Settings) -> OriginSettings:
-    origin = settings.origin
-    return OriginSettings(
-        endpoint_url=origin.endpoint_url,
-        region=origin.region,
-        addressing_style=origin.addressing_style,
-        ca_bundle=str(origin.ca_bundle) if origin.ca_bundle else None,
-        proxy=origin.proxy.get_secret_value() if origin.proxy else None,
-        connect_timeout_seconds=origin.connect_timeout_seconds,
-        first_byte_timeout_seconds=origin.first_byte_timeout_seconds,
-        stall_timeout_seconds=origin.stall_timeout_seconds,
-        read_timeout_seconds=origin.read_timeout_seconds,
-        slow_timeout_seconds=origin.slow_timeout_seconds,
-        connection_wait_seconds=origin.connection_wait_seconds,
-        max_connections=origin.max_connections,
-        max_attempts=origin.max_attempts,
-    )
-
-
 def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
     cache = settings.cache
     return BlockSettings(
@@ -442,6 +425,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
         shared_directory=shared_directory,
+        homes=settings.homes,
     )
 
 

@@ -8,6 +8,7 @@ ForebayError
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
 │   │   ├── OriginBusy         no connection to it was free in time
+│   │   ├── CredentialsUnavailable  there is no key pair to sign with
 │   │   └── OutcomeUnknown     a write that must not be repeated may have been carried out
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
@@ -99,6 +100,13 @@ class OriginUnreachable(OriginError):
 
 class OriginBusy(OriginUnreachable):
     """Nothing was asked of the origin: all connections that the caller may have were in use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, may_be_done=False)
+
+
+class CredentialsUnavailable(OriginUnreachable):
+    """Nothing was asked of the origin: there is no key pair to sign with now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, may_be_done=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -42,6 +42,36 @@ class ObjectKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Where each bucket is: its own endpoint URL, else that of the origin, `main`.
+
+    The names of buckets stand for other buckets at another home: what is known of them at one is not true at the other.
+    """
+
+    main: str
+    by_bucket: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, bucket: str) -> str:
+        """The endpoint URL of a bucket's home."""
+        return self.by_bucket.get(bucket, self.main)
+
+    def are_one(self, bucket: str, other: str) -> bool:
+        """Whether two buckets are at the same home."""
+        return self.of(bucket) == self.of(other)
+
+    def to_text(self) -> str:
+        """The main home, then a line `bucket endpoint` for each bucket that has another."""
+        return "\n".join([self.main, *(f"{bucket} {home}" for bucket, home in sorted(self.by_bucket.items()))])
+
+    @classmethod
+    def from_text(cls, text: str) -> Homes:
+        """The inverse of `to_text`."""
+        main, *lines = text.split("\n")
+        pairs = (line.partition(" ") for line in lines)
+        return cls(main, {bucket: home for bucket, _, home in pairs})
 
 
 @immutable

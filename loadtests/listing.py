@@ -27,6 +27,7 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor
 from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
+from gateway.objects import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned
@@ -165,7 +166,7 @@ def _delimited(options: Options) -> list[Verdict]:
     keys = options.of(10_000, least=100)
     progress(f"building {_PREFIXES * keys:,} keys under {_PREFIXES:,} prefixes")
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
-        opened = open_directory(Path(directory) / "catalog", "origin")
+        opened = open_directory(Path(directory) / "catalog", Homes("origin"))
         clock = SystemClock()
         index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
         asyncio.run(_build(index, keys))

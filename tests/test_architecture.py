@@ -38,11 +38,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
     "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
+    "origins": BASE | SETTINGS | {"origin", "policy"},
     "buffering": BASE | SETTINGS | COUNTING | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "app": BASE
     | SETTINGS
     | COUNTING
-    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering", "buffering"},
+    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"}
+    | {"metering", "buffering", "origins"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
     "demo": LEAVES | {""},

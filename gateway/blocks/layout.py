@@ -28,6 +28,7 @@ docs/on-disk-format.md is the reference for every field.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -39,7 +40,7 @@ from awscrt import checksums
 
 from gateway.errors import BlockDamaged, ConfigError
 from gateway.immutable import immutable
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.objects import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024
@@ -95,6 +96,27 @@ def chunk_count(length: int) -> int:
     return -(-length // CHUNK_BYTES)
 
 
+_TAGS: dict[str, str] = {}
+"""Of buckets that have a home of their own: what stands behind the bucket's name in ids and headers."""
+
+_TAG_BYTES = 8
+_TAG = re.compile(r"/[0-9a-f]{16}$")
+"""No bucket's name ends so: it holds no slash."""
+
+
+def keep_apart(homes: Homes) -> None:
+    """From now on, in this process, blocks of a bucket with a home of its own are never taken for those of a bucket of
+    the same name at another home: there, too, one ETag may stand for other bytes."""
+    _TAGS.clear()
+    for bucket, home in homes.by_bucket.items():
+        digest = hashlib.blake2b(home.encode(), digest_size=_TAG_BYTES, person=b"forebay home 1")
+        _TAGS[bucket] = f"/{digest.hexdigest()}"
+
+
+def _tagged(bucket: str) -> str:
+    return bucket + _TAGS.get(bucket, "")
+
+
 class BlockIds:
     """The ids of the blocks of one version: what they share is hashed once.
 
@@ -126,7 +148,7 @@ class BlockIds:
 
 def object_id(key: ObjectKey) -> bytes:
     """What the ids of all blocks of all versions of an object end with."""
-    return _object_id(_encode(f"{key.bucket}\0{key.key}"))
+    return _object_id(_encode(f"{_tagged(key.bucket)}\0{key.key}"))
 
 
 def _object_id(whole: bytes) -> bytes:
@@ -249,14 +271,15 @@ def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tupl
     if _CRC.unpack_from(header, end)[0] != checksums.crc32c(header[:end]):
         raise BlockDamaged("the header's checksum differs")
     bucket, key, etag = header[_FIXED.size : key_at], header[key_at:etag_at], header[etag_at:table_at]
-    version = ObjectVersion(ObjectKey(_decode(bucket), _decode(key)), _decode(etag), object_size)
+    name = _TAG.sub("", _decode(bucket))
+    version = ObjectVersion(ObjectKey(name, _decode(key)), _decode(etag), object_size)
     block_id = BlockIds.of(bucket, key, etag, object_size).at(offset, length)
     return Block(block_id, version, offset, length), header[table_at:end]
 
 
 def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
     version = block.version
-    return _encode(version.key.bucket), _encode(version.key.key), _encode(version.etag)
+    return _encode(_tagged(version.key.bucket)), _encode(version.key.key), _encode(version.etag)
 
 
 def _encode(text: str) -> bytes:
@@ -525,7 +548,8 @@ class BlockSettings:
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
     Fills write at most `daily_writes_bytes` a day (UTC), all processes together, what the index takes of the disk with
     that included; None: as much as comes. The index takes `index_bytes_max` at most; None: what its map has room for.
-    Files that all processes have in memory lie in `shared_directory`; None: in `directory`.
+    Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` say where buckets
+    are: those of one process are one.
     """
 
     directory: Path
@@ -541,6 +565,7 @@ class BlockSettings:
     daily_writes_bytes: int | None = None
     index_bytes_max: int | None = None
     shared_directory: Path | None = None
+    homes: Homes = field(default_factory=lambda: Homes(""))
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -38,6 +38,11 @@ def show_status(document: dict[str, Any]) -> None:
     console.print(f"forebay {gateway['version']}: {state}, S3 on {gateway['s3_url']}", soft_wrap=True)
     style = "red" if origin["problem"] else None
     console.print(f"origin {origin['endpoint_url']}: {origin_text(origin)}", style=style, soft_wrap=True)
+    for one in origin.get("differing", ()):
+        place = f"slot {one['slot']}, {one['prefix']}" if one["slot"] is not None else one["prefix"]
+        text = f"{place} at {one['endpoint_url']}, signed by {one['credentials']}: {origin_text(one)}"
+        style = "red" if one["problem"] else None
+        console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
     cache = document["cache"]
     ratio = "nothing read yet" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%} of bytes from cache"
     used, capacity = size_text(cache["usage_bytes"]), size_text(cache["capacity_bytes"])

@@ -4,7 +4,14 @@ What can be set: settings, entries, fields, units. How it is read: loading, envi
 checks, problems.
 """
 
-from gateway.config.entries import CallerClassSettings, CallerLimitSettings, CredentialSettings, SlotSettings
+from gateway.config.entries import (
+    BucketSettings,
+    CallerClassSettings,
+    CallerLimitSettings,
+    CredentialSettings,
+    OriginCredentialSettings,
+    SlotSettings,
+)
 from gateway.config.settings import (
     AdminSettings,
     CacheSettings,
@@ -19,11 +26,13 @@ from gateway.config.settings import (
 
 __all__ = [
     "AdminSettings",
+    "BucketSettings",
     "CacheSettings",
     "CallerClassSettings",
     "CallerLimitSettings",
     "CredentialSettings",
     "LoggingSettings",
+    "OriginCredentialSettings",
     "OriginSettings",
     "ServerSettings",
     "Settings",

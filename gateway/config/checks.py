@@ -7,13 +7,13 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
 from gateway.config.defaults import aws_endpoint_url
-from gateway.config.entries import SlotSettings
+from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden
 from gateway.config.settings import ServerSettings, Settings
@@ -31,6 +31,9 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _origin_endpoint,
         _origin_credentials,
         _origin_proxy,
+        _named_origin_credentials,
+        _buckets,
+        _references_to_origin_credentials,
         _files,
         _audit_file,
         _capacity,
@@ -42,7 +45,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         buffer_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
-    if any(problem.key == "origin.endpoint_url" for problem in problems):
+    if any(problem.key.endswith("endpoint_url") for problem in problems):
         return problems
     own = own_address_problem(settings, environment)
     return [*problems, own] if own else problems
@@ -134,6 +137,76 @@ def _origin_credentials(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("origin.profile", origin.profile, "not together with access_key_id")
 
 
+_OF_ROLES = (
+    "role_session_name",
+    "external_id",
+    "role_duration_seconds",
+    "web_identity_token_file",
+    "source_profile",
+    "sts_endpoint_url",
+)
+
+
+def _named_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
+    seen: set[str] = set()
+    for i, one in enumerate(settings.origin_credentials):
+        key = f"origin_credentials[{i}]"
+        if one.name in seen:
+            yield ConfigError(f"{key}.name", one.name, "unique")
+        seen.add(one.name)
+        ways = [name for name in ("access_key_id", "profile", "role_arn") if getattr(one, name) is not None]
+        if len(ways) != 1:
+            found = " and ".join(ways) or "none"
+            yield ConfigError(f"{key} ({one.name})", found, "exactly one of access_key_id, profile and role_arn")
+        if (one.access_key_id is None) != (one.secret_access_key is None):
+            missing = "secret_access_key" if one.secret_access_key is None else "access_key_id"
+            yield ConfigError(f"{key}.{missing}", None, "access_key_id and a secret go together")
+        if one.session_token is not None and one.access_key_id is None:
+            yield ConfigError(f"{key}.session_token", Hidden(), "only together with access_key_id")
+        yield from _role(key, one)
+
+
+def _role(key: str, one: OriginCredentialSettings) -> Iterator[ConfigError]:
+    if one.role_arn is None:
+        for name in _OF_ROLES:
+            if getattr(one, name) is not None:
+                toml = type(one).model_fields[name].alias or name
+                yield ConfigError(f"{key}.{toml}", Hidden(), "only together with role_arn")
+        return
+    if one.web_identity_token_file is not None:
+        for name in ("source_profile", "external_id"):
+            if getattr(one, name) is not None:
+                yield ConfigError(f"{key}.{name}", Hidden(), "not together with web_identity_token_file")
+        if not os.access(one.web_identity_token_file, os.R_OK):
+            yield ConfigError(f"{key}.web_identity_token_file", str(one.web_identity_token_file), "a readable file")
+    try:
+        valid_endpoint_url(one.sts_endpoint_url or "")
+    except ValueError as error:  # it came from AWS_ENDPOINT_URL_STS
+        yield ConfigError(f"{key}.sts_endpoint_url", Hidden(), str(error))
+
+
+def _buckets(settings: Settings) -> Iterator[ConfigError]:
+    seen: set[str] = set()
+    for i, bucket in enumerate(settings.buckets):
+        if bucket.name in seen:
+            yield ConfigError(f"buckets[{i}].name", bucket.name, "unique")
+        seen.add(bucket.name)
+        yield from _certificates(f"buckets[{i}].ca_bundle", bucket.ca_bundle)
+
+
+def _references_to_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
+    names = {one.name for one in settings.origin_credentials}
+    tables: tuple[tuple[str, Sequence[BucketSettings | SlotSettings]], ...] = (
+        ("buckets", settings.buckets),
+        ("slots", settings.slots),
+    )
+    for table, entries in tables:
+        for i, one in enumerate(entries):
+            if one.origin_credentials is not None and one.origin_credentials not in names:
+                allowed = f"the name of one of [[origin_credentials]] ({', '.join(sorted(names)) or 'there are none'})"
+                yield ConfigError(f"{table}[{i}].origin_credentials", one.origin_credentials, allowed)
+
+
 def _origin_proxy(settings: Settings) -> Iterator[ConfigError]:
     proxy = settings.origin.proxy
     if proxy is not None and not re.fullmatch(r"http://[^/?#\s]+/?", proxy.get_secret_value()):
@@ -153,13 +226,16 @@ def _audit_file(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:
-    bundle = settings.origin.ca_bundle
+    yield from _certificates("origin.ca_bundle", settings.origin.ca_bundle)
+
+
+def _certificates(key: str, bundle: Path | None) -> Iterator[ConfigError]:
     if bundle is None:
         return
     try:
         ssl.create_default_context(cafile=bundle)
     except (ssl.SSLError, OSError):
-        yield ConfigError("origin.ca_bundle", str(bundle), "a readable file of PEM certificates")
+        yield ConfigError(key, str(bundle), "a readable file of PEM certificates")
 
 
 def _capacity(settings: Settings) -> Iterator[ConfigError]:
@@ -331,6 +407,18 @@ def not_protected(settings: Settings) -> list[str]:
             else f"INSECURE: {settings.server.host} is not a loopback address and there are no [[credentials]]: "
             "whoever has the gateway's own key pair can use the S3 port"
         )
+    used = {one.origin_credentials for one in settings.buckets} | {one.origin_credentials for one in settings.slots}
+    used -= {None}
+    if used and _unchecked(settings):
+        who = (
+            "whoever reaches the S3 port"
+            if settings.server.allow_unsigned
+            else "whoever signs with the key of [origin]"
+        )
+        warnings.append(
+            f"there are no [[credentials]]: {who} acts with all of [[origin_credentials]] that buckets and slots name "
+            f"({', '.join(sorted(map(str, used)))}), whatever the key of [origin] itself may do there"
+        )
     if not is_loopback(settings.admin.host) and settings.admin.token is None:
         warnings.append(f"INSECURE: the admin port listens on {settings.admin.host} without a token")
     return warnings
@@ -338,10 +426,19 @@ def not_protected(settings: Settings) -> list[str]:
 
 def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> ConfigError | None:
     """The gateway as its own origin would forward every request to itself."""
-    parts = urlsplit(settings.origin.endpoint_url)
-    port = _port(parts.port, parts.scheme)
-    ours = [one.host for one in (settings.server, settings.admin) if one.port == port]
-    if not parts.hostname or not any(_reaches(parts.hostname, host) for host in ours):
+    for i, bucket in enumerate(settings.buckets):
+        if bucket.endpoint_url != settings.origin.endpoint_url and _is_own_address(settings, bucket.endpoint_url):
+            return ConfigError(
+                f"buckets[{i}].endpoint_url", bucket.endpoint_url, "another address than the gateway's own"
+            )
+    for i, one in enumerate(settings.origin_credentials):
+        if one.sts_endpoint_url and _is_own_address(settings, one.sts_endpoint_url):
+            return ConfigError(
+                f"origin_credentials[{i}].sts_endpoint_url",
+                one.sts_endpoint_url,
+                "another address than the gateway's own, which is no STS",
+            )
+    if not _is_own_address(settings, settings.origin.endpoint_url):
         return None
     if aws_endpoint_url(environment).rstrip("/") == settings.origin.endpoint_url:
         allowed = (
@@ -351,6 +448,13 @@ def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> C
     else:
         allowed = "another address than the gateway's own"
     return ConfigError("origin.endpoint_url", settings.origin.endpoint_url, allowed)
+
+
+def _is_own_address(settings: Settings, endpoint_url: str) -> bool:
+    parts = urlsplit(endpoint_url)
+    port = _port(parts.port, parts.scheme)
+    ours = [one.host for one in (settings.server, settings.admin) if one.port == port]
+    return bool(parts.hostname) and any(_reaches(parts.hostname or "", host) for host in ours)
 
 
 def _port(given: int | None, scheme: str) -> int:

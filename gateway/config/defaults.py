@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.config.entries import BUFFER_BYTES_MIN, SlotSettings
+from gateway.config.entries import BUFFER_BYTES_MIN, BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
 
 CAPACITY_SHARE = 0.5
@@ -32,9 +32,12 @@ class DiskUsage(NamedTuple):
 def complete(settings: Settings, environment: Mapping[str, str], running: Settings | None = None) -> Settings:
     """`settings` with no value omitted any more; the cache's capacity is that of `running` then."""
     cache = _cache(settings.cache, environment, running)
+    origin = _origin(settings.origin, environment)
     return settings.model_copy(
         update={
-            "origin": _origin(settings.origin, environment),
+            "origin": origin,
+            "origin_credentials": [_with_sts(one, environment) for one in settings.origin_credentials],
+            "buckets": [_bucket(one, origin) for one in settings.buckets],
             "cache": cache,
             "slots": _with_buffers(settings.slots, cache),
         }
@@ -64,6 +67,26 @@ def _origin(origin: OriginSettings, environment: Mapping[str, str]) -> OriginSet
     region = origin.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint_url = origin.endpoint_url or aws_endpoint_url(environment) or _aws(region)
     return origin.model_copy(update={"region": region, "endpoint_url": endpoint_url.rstrip("/")})
+
+
+def _bucket(bucket: BucketSettings, origin: OriginSettings) -> BucketSettings:
+    region = bucket.region or origin.region
+    is_aws = origin.endpoint_url == _aws(origin.region)
+    return bucket.model_copy(
+        update={
+            "endpoint_url": bucket.endpoint_url or (_aws(region) if is_aws else origin.endpoint_url),
+            "region": region,
+            "addressing_style": bucket.addressing_style or origin.addressing_style,
+            "ca_bundle": bucket.ca_bundle or (None if bucket.endpoint_url else origin.ca_bundle),
+        }
+    )
+
+
+def _with_sts(credential: OriginCredentialSettings, environment: Mapping[str, str]) -> OriginCredentialSettings:
+    """AWS_ENDPOINT_URL is not asked: it says where S3 is, which on a node of ours is this gateway."""
+    if credential.role_arn is None or credential.sts_endpoint_url:
+        return credential
+    return credential.model_copy(update={"sts_endpoint_url": environment.get("AWS_ENDPOINT_URL_STS") or None})
 
 
 def aws_endpoint_url(environment: Mapping[str, str]) -> str:

@@ -1,4 +1,5 @@
-"""The tables that may repeat: `[[credentials]]`, `[[caller_classes]]` and `[[slots]]`."""
+"""The tables that may repeat: `[[credentials]]`, `[[caller_classes]]`, `[[origin_credentials]]`, `[[buckets]]` and
+`[[slots]]`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from gateway.config.fields import (
     SizeBytes,
     power_of_two,
     setting,
+    valid_endpoint_url,
 )
 from gateway.objects import MARKERS
 
@@ -117,6 +119,120 @@ class CredentialSettings(CallerLimitSettings):
         return self.secret_access_key.get_secret_value()
 
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class OriginCredentialSettings(Section):
+    """A key towards an origin, by a name that buckets and slots refer to: a key pair, a profile, or a role."""
+
+    name: str = setting(
+        help="Name that `origin_credentials` of buckets and slots refers to.",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64; unique",
+        pattern=_NAME,
+    )
+    access_key_id: str | None = setting(
+        None,
+        "Key id for the origin.",
+        allowed="a key id; together with secret_access_key or secret_access_key_file; exactly one of access_key_id, "
+        "profile and role_arn",
+        min_length=1,
+    )
+    secret_access_key: SecretStr | None = setting(
+        None, "Secret of the key id.", allowed="a secret; not together with secret_access_key_file", min_length=1
+    )
+    secret_access_key_file: Path | None = setting(
+        None, "File that holds the secret.", allowed="a readable file; not together with secret_access_key"
+    )
+    session_token: SecretStr | None = setting(
+        None, "Session token of temporary credentials.", allowed="a token; together with access_key_id", min_length=1
+    )
+    profile: str | None = setting(
+        None, "Profile of the AWS configuration files.", allowed="a profile name", min_length=1
+    )
+    role_arn: str | None = setting(
+        None,
+        "Role that the gateway assumes: AssumeRoleWithWebIdentity where web_identity_token_file is given, else "
+        "AssumeRole. What STS lends is asked for anew before it expires.",
+        allowed="an ARN such as arn:aws:iam::123456789012:role/train",
+        pattern=r"^arn:[^\s:]+:[^\s:]*:[^\s:]*:[^\s:]*:\S+$",
+    )
+    role_session_name: str | None = setting(
+        None,
+        "Name of the role's session, as logs of the account show it. Omitted: forebay.",
+        allowed="2 to 64 letters, digits and _+=,.@-; together with role_arn",
+        pattern=r"^[A-Za-z0-9_+=,.@-]{2,64}$",
+    )
+    external_id: SecretStr | None = setting(
+        None,
+        "External id that the role's trust policy asks for.",
+        allowed="2 to 1224 characters; together with role_arn, not with web_identity_token_file",
+        min_length=2,
+        max_length=1224,
+    )
+    role_duration_seconds: DurationSeconds | None = setting(
+        None,
+        "How long what STS lends is good. Omitted: what STS gives, an hour.",
+        allowed="15m to 12h; together with role_arn",
+        toml="role_duration",
+        ge=900,
+        le=43_200,
+    )
+    web_identity_token_file: Path | None = setting(
+        None,
+        "File with the token of an identity provider, such as Kubernetes'; read each time.",
+        allowed="a readable file; together with role_arn",
+    )
+    source_profile: str | None = setting(
+        None,
+        "Profile of the AWS configuration files whose key assumes the role. Omitted: the key of [origin].",
+        allowed="a profile name; together with role_arn, not with web_identity_token_file",
+        min_length=1,
+    )
+    sts_endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] | None = setting(
+        None,
+        "Where STS is. Omitted: AWS_ENDPOINT_URL_STS, else AWS's own of origin.region.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query; together with role_arn",
+    )
+
+
+class BucketSettings(Section):
+    """A bucket of which something differs from `[origin]`: where it is, or with whose key the gateway signs there."""
+
+    name: str = setting(
+        help="Name of the bucket, here and at its home.",
+        allowed="a bucket name, unique",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$",
+    )
+    endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
+        "",
+        "The bucket's home. Omitted: origin.endpoint_url; where that is AWS's own, AWS for the region.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query",
+    )
+    region: str = setting(
+        "",
+        "Region that requests are signed for. Omitted: origin.region.",
+        allowed="a region name such as us-east-1",
+        pattern=r"^[A-Za-z0-9-]*$",
+    )
+    addressing_style: Literal["auto", "path", "virtual"] | None = setting(
+        None,
+        "Bucket in the path or in the host name. Omitted: origin.addressing_style.",
+        allowed="auto, path or virtual",
+    )
+    ca_bundle: Path | None = setting(
+        None,
+        "PEM certificates trusted for the bucket's home. Omitted: origin.ca_bundle, or, with an endpoint_url, the "
+        "system's.",
+        allowed="a readable file",
+    )
+    origin_credentials: str | None = setting(
+        None,
+        "Which of [[origin_credentials]] signs requests to the bucket. Omitted: the key of [origin].",
+        allowed="the name of one of [[origin_credentials]]",
+        pattern=_NAME,
+    )
+
+
 class SlotSettings(Section):
     """A prefix with rights to this node's disk and to the link to the origin."""
 
@@ -128,6 +244,13 @@ class SlotSettings(Section):
     prefix: S3Prefix = setting(
         help="What the slot covers; the longest matching prefix wins.",
         allowed="s3://, s3://bucket/ or s3://bucket/prefix; unique",
+    )
+    origin_credentials: str | None = setting(
+        None,
+        "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: what signs "
+        "around it, in a slot with a shorter prefix, in the bucket, or for [origin].",
+        allowed="the name of one of [[origin_credentials]]",
+        pattern=_NAME,
     )
     mode: Literal["read-only", "read-write"] = setting(
         "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"

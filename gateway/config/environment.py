@@ -14,7 +14,7 @@ from gateway.errors import ConfigError
 
 PREFIX = "FOREBAY_"
 CONFIG_VARIABLE = "FOREBAY_CONFIG"
-_LISTS = {"CREDENTIALS", "SLOTS"}
+_LISTS = {"BUCKETS", "CREDENTIALS", "ORIGIN_CREDENTIALS", "SLOTS"}
 
 # What Kubernetes puts into every container of a namespace that has a Service named forebay or forebay-something.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")

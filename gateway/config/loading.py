@@ -91,6 +91,19 @@ def _with_secrets(settings: Settings) -> Settings:
         ),
         "admin": _secret("admin.token", admin.token, admin.token_file, problems),
     }
+    origin_credentials = [
+        one.model_copy(
+            update={
+                "secret_access_key": _secret(
+                    f"origin_credentials[{i}].secret_access_key",
+                    one.secret_access_key,
+                    one.secret_access_key_file,
+                    problems,
+                )
+            }
+        )
+        for i, one in enumerate(settings.origin_credentials)
+    ]
     credentials = [
         one.model_copy(
             update={
@@ -109,6 +122,7 @@ def _with_secrets(settings: Settings) -> Settings:
             "origin": origin.model_copy(update={"secret_access_key": secrets["origin"]}),
             "admin": admin.model_copy(update={"token": secrets["admin"]}),
             "credentials": credentials,
+            "origin_credentials": origin_credentials,
         }
     )
 

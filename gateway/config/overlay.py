@@ -16,9 +16,10 @@ from typing import Any
 
 import orjson
 
+from gateway.config.entries import BucketSettings
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
-from gateway.config.settings import Settings
+from gateway.config.settings import OriginSettings, Settings
 from gateway.durable import remove_durably, write_durably
 from gateway.errors import ConfigError
 
@@ -127,12 +128,23 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
         for slot in after.slots
         if slot.block_size_bytes != sizes.get(slot.name, slot.block_size_bytes)
     ]
+    here, there = _ways(before), _ways(after)
+    keys += [f"where the bucket {name!r} is" for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
     if bool(before.credentials) != bool(after.credentials):
         keys.append("the first or the last of credentials")
     return keys
 
 
-_LIVE_LISTS = frozenset({"slots", "credentials", "caller_classes"})
+def _ways(settings: Settings) -> dict[str, tuple[object, ...]]:
+    """How the buckets are reached that are not reached as the origin is."""
+
+    def way(one: OriginSettings | BucketSettings) -> tuple[object, ...]:
+        return one.endpoint_url, one.region, one.addressing_style, one.ca_bundle
+
+    return {one.name: way(one) for one in settings.buckets if way(one) != way(settings.origin)}
+
+
+_LIVE_LISTS = frozenset({"slots", "credentials", "caller_classes", "origin_credentials", "buckets"})
 _LIVE = frozenset(
     {
         ("origin", "read_bandwidth_bytes_per_second"),

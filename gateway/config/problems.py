@@ -42,7 +42,7 @@ def shown(key: str, value: object) -> object:
 
 
 def _harmless_url(leaf: str, value: str) -> bool:
-    return leaf == "endpoint_url" and "@" not in value and "?" not in value
+    return leaf in ("endpoint_url", "sts_endpoint_url") and "@" not in value and "?" not in value
 
 
 def problems_of(error: ValidationError) -> list[ConfigError]:

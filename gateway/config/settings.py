@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.entries import CallerClassSettings, CredentialSettings, SlotSettings
+from gateway.config.entries import (
+    BucketSettings,
+    CallerClassSettings,
+    CredentialSettings,
+    OriginCredentialSettings,
+    SlotSettings,
+)
 from gateway.config.fields import (
     PORT,
     BandwidthBytesPerSecond,
@@ -26,6 +32,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
+from gateway.objects import Homes
 
 
 class ServerSettings(Section):
@@ -362,7 +369,15 @@ class Settings(Section):
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     credentials: list[CredentialSettings] = Field(default_factory=list)
     caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
+    origin_credentials: list[OriginCredentialSettings] = Field(default_factory=list)
+    buckets: list[BucketSettings] = Field(default_factory=list)
     slots: list[SlotSettings] = Field(default_factory=list)
+
+    @property
+    def homes(self) -> Homes:
+        """Where each bucket is."""
+        main = self.origin.endpoint_url
+        return Homes(main, {one.name: one.endpoint_url for one in self.buckets if one.endpoint_url not in ("", main)})
 
 
 def settings_to_json(settings: Settings) -> bytes:

@@ -16,6 +16,7 @@ from gateway import metric_kinds, metrics
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
+from gateway.config.signers import Signer
 from gateway.control.answers import json_answer
 from gateway.control.callers import CallersApi
 from gateway.control.disk import disk_document
@@ -25,7 +26,7 @@ from gateway.control.guard import Guard
 from gateway.control.holders import Holders
 from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
-from gateway.control.origin_check import OriginCheck, OriginFinding
+from gateway.control.origin_check import OriginChecks, OriginFinding
 from gateway.control.page import render
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
@@ -42,7 +43,7 @@ def control_app(
     holder: StateHolder,
     metrics_directory: Path,
     lent: Holders | None = None,
-    check: OriginCheck | None = None,
+    check: OriginChecks | None = None,
     changes: SlotChanges | None = None,
     audit: AuditLog | None = None,
 ) -> Starlette:
@@ -101,7 +102,7 @@ class _Control:
         holder: StateHolder,
         metrics_directory: Path,
         lent: Holders,
-        check: OriginCheck | None,
+        check: OriginChecks | None,
     ) -> None:
         self._live = live
         self._holder = holder
@@ -182,15 +183,17 @@ class _Control:
         cache = self._settings.cache
         figures = await asyncio.to_thread(self._figures)
         disk = await asyncio.to_thread(disk_document, self._metrics_directory)
-        origin = await self._origin()
+        if self._check is None:
+            origin, others = OriginFinding("unreachable", "not asked"), list[tuple[Signer, OriginFinding]]()
+        else:
+            origin, others = await self._check.findings()
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {
                 "endpoint_url": self._settings.origin.endpoint_url,
                 "region": self._settings.origin.region,
-                "reachable": origin.reachable,
-                "state": origin.state,
-                "problem": origin.problem,
+                **_finding(origin),
+                "differing": [_differing(one) | _finding(found) for one, found in others],
             },
             "cache": {
                 "directory": str(cache.directory),
@@ -217,6 +220,16 @@ class _Control:
                 for slot in self._settings.slots
             ],
         }
+
+
+def _differing(one: Signer) -> dict[str, Any]:
+    document = one._asdict()
+    del document["name"]
+    return document
+
+
+def _finding(found: OriginFinding) -> dict[str, Any]:
+    return {"reachable": found.reachable, "state": found.state, "problem": found.problem}
 
 
 def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int, pinned_bytes: int) -> dict[str, float | None]:

@@ -41,14 +41,30 @@ _GATEWAY = {
         },
     },
 }
+_ORIGIN_FOUND = {
+    "endpoint_url": {"type": "string"},
+    "region": {"type": "string"},
+    "reachable": {"type": "boolean", "description": "it has answered a signed question, or refused it"},
+    "state": {"enum": ["well", "unreachable", "refused", "wrong clock"]},
+    "problem": {"type": ["string", "null"], "description": "what is wrong, in words"},
+}
 _ORIGIN = {
     "type": "object",
     "properties": {
-        "endpoint_url": {"type": "string"},
-        "region": {"type": "string"},
-        "reachable": {"type": "boolean", "description": "it has answered a signed question, or refused it"},
-        "state": {"enum": ["well", "unreachable", "refused", "wrong clock"]},
-        "problem": {"type": ["string", "null"], "description": "what is wrong, in words"},
+        **_ORIGIN_FOUND,
+        "differing": {
+            "type": "array",
+            "description": "[[buckets]], and slots with origin_credentials",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "prefix": {"type": "string"},
+                    "slot": {"type": ["string", "null"], "description": "null: it is a bucket's"},
+                    "credentials": {"type": "string", "description": "whose key signs, in words"},
+                    **_ORIGIN_FOUND,
+                },
+            },
+        },
     },
 }
 _FIGURES = {

@@ -1,20 +1,26 @@
-"""Whether the origin answers this gateway: one signed question, remembered for a while, and in words what is wrong."""
+"""Whether the origins answer this gateway: one signed question to each, remembered for a while, and in words what is
+wrong. Each bucket that differs from `[origin]` is asked for, and each slot with a key of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.clock import Clock, SystemClock
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.config.live import LiveSettings
+from gateway.config.signers import Signer, signers
+from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseBroken
 from gateway.origin.s3 import refusal_of_own_key
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
+from gateway.s3.xml import error_code_of
 
 SECONDS_MAX = 3.0
 """What the question may take."""
@@ -41,13 +47,17 @@ class OriginFinding:
 
 
 class OriginCheck:
-    """Asks the origin which buckets there are. A key that may not know that is known to be good all the same.
+    """Asks the origin which buckets there are, or whether there is something under a prefix of one. A key that may not
+    know that is known to be good all the same.
 
     However many ask, one question is under way at a time.
     """
 
-    def __init__(self, origin: Origin, endpoint_url: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, origin: Origin, endpoint_url: str, clock: Clock | None = None, prefix: Prefix | None = None
+    ) -> None:
         self._origin = origin
+        self._prefix = prefix if prefix is not None and prefix.bucket else None
         self._endpoint_url = endpoint_url
         self._clock = clock or SystemClock()
         self._lock = asyncio.Lock()
@@ -65,7 +75,11 @@ class OriginCheck:
             return self._known[1]
 
     async def _ask(self) -> OriginFinding:
-        request = OriginRequest("GET", query=[("max-buckets", "1")])
+        if self._prefix is None:
+            request = OriginRequest("GET", query=[("max-buckets", "1")])
+        else:
+            query = [("list-type", "2"), ("max-keys", "1"), ("prefix", self._prefix.key_prefix)]
+            request = OriginRequest("GET", self._prefix.bucket, query=query)
         try:
             async with asyncio.timeout(SECONDS_MAX), await self._origin.send(request) as response:
                 return await self._judged(response)
@@ -73,6 +87,8 @@ class OriginCheck:
             return OriginFinding("unreachable", f"{self._endpoint_url} does not answer within {SECONDS_MAX:g} seconds")
         except OriginBodyError as error:
             return OriginFinding("unreachable", f"{self._endpoint_url} breaks its answer off: {error}")
+        except CredentialsUnavailable as error:
+            return OriginFinding("unreachable", str(error))
         except OriginUnreachable as error:
             return OriginFinding("unreachable", self._reason(error))
 
@@ -85,6 +101,8 @@ class OriginCheck:
             )
         if code is not None:
             return OriginFinding("refused", f"{self._endpoint_url} refuses the gateway's own key: {code}")
+        if self._prefix is not None and response.status == 404 and error_code_of(document) == "NoSuchBucket":
+            return OriginFinding("refused", f"{self._endpoint_url} has no bucket {self._prefix.bucket!r}")
         if response.status >= 500:
             return OriginFinding("unreachable", f"{self._endpoint_url} answers {response.status}")
         if response.status in (301, 307, 308) and "location" in response.headers:
@@ -130,3 +148,50 @@ class OriginCheck:
                 return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
             behind = behind.__cause__ or behind.__context__
         return f"{self._endpoint_url} does not answer: {error}"
+
+
+class OriginChecks:
+    """Of `[origin]`, and of each bucket and slot that differs from it, as the settings are now."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        live: LiveSettings,
+        not_renewed: Callable[[str], str | None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`not_renewed` says why credentials of this name, which may be good still, are not renewed."""
+        self._origin = origin
+        self._not_renewed = not_renewed
+        self._live = live
+        self._clock = clock
+        self._main = OriginCheck(origin, live.now.origin.endpoint_url, clock)
+        self._others: dict[Signer, OriginCheck] = {}
+
+    async def findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
+        """What was found out about the origin, and about the others."""
+        wanted = list(signers(self._live.now))
+        self._others = {one: self._others.get(one) or self._new(one) for one in wanted}
+        main, *others = await asyncio.gather(self._main.finding(), *(self._others[one].finding() for one in wanted))
+        return main, [(one, self._judged(one, found)) for one, found in zip(wanted, others, strict=True)]
+
+    def _judged(self, one: Signer, found: OriginFinding) -> OriginFinding:
+        problem = self._not_renewed(one.name) if one.name is not None else None
+        if found.problem is not None or problem is None:
+            return found
+        return replace(found, problem=f"the key pair is good still, and is not renewed: {problem}")
+
+    async def finding(self) -> OriginFinding:
+        """All of them in one: the state of the first with a problem, and every problem."""
+        main, others = await self.findings()
+        told = [main]
+        for one, found in others:
+            told.append(replace(found, problem=f"{one.prefix}: {found.problem}") if found.problem else found)
+        problems = list(dict.fromkeys(found.problem for found in told if found.problem is not None))
+        if not problems:
+            return main
+        worst = next((found for found in told if not found.reachable), next(one for one in told if one.problem))
+        return OriginFinding(worst.state, "; ".join(problems))
+
+    def _new(self, one: Signer) -> OriginCheck:
+        return OriginCheck(self._origin, one.endpoint_url, self._clock, Prefix.parse(one.prefix))

@@ -30,6 +30,10 @@ def render(status: dict[str, Any]) -> str:
         ("S3", gateway["s3_url"]),
         ("state", _state(gateway)),
         ("origin", f"{origin['endpoint_url']} ({origin_text(origin)})"),
+        *(
+            (one["prefix"], f"{one['endpoint_url']}, signed by {one['credentials']} ({origin_text(one)})")
+            for one in origin.get("differing", ())
+        ),
         (
             "cache",
             f"{cache['directory']}, {size_text(cache['usage_bytes'])} of {size_text(cache['capacity_bytes'])} in use",

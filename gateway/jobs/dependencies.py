@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.objects import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
 class JobDependencies:
-    """What jobs work with; `origin_name` is where the origin is, as snapshots say it."""
+    """What jobs work with; `homes` are where buckets are, as snapshots say it."""
 
     origin: Origin
     catalog: Catalog
@@ -22,4 +23,4 @@ class JobDependencies:
     slots: Slots
     clock: Clock
     snapshots: SnapshotStore | None = None
-    origin_name: str = ""
+    homes: Homes = field(default_factory=lambda: Homes(""))

@@ -43,7 +43,8 @@ class SnapshotJob:
         if await asyncio.to_thread(made_by, store, self.job.name, self.job.id) is not None:
             self.job = replace(self.job, found_all=True)
             return  # the process was killed just behind the end
-        origins = Origins(self.job.name, self.job.prefix, self._tools.origin_name, self._tools.clock.now(), self.job.id)
+        home = self._tools.homes.of(Prefix.parse(self.job.prefix).bucket)
+        origins = Origins(self.job.name, self.job.prefix, home, self._tools.clock.now(), self.job.id)
         staging = await steadily(Staging.begin, store, self.job.id, origins)
         try:
             await self._list(staging)

@@ -38,7 +38,7 @@ from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.objects import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -112,13 +112,13 @@ class Catalog:
         directory: Path,
         origin: Origin,
         *,
-        origin_name: str,
+        homes: Homes,
         clock: Clock,
         observer: CatalogMetrics,
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
-        """Open the shared directory. What it holds of another origin than `origin_name` is dropped.
+        """Open the shared directory. What it holds of buckets that are at other `homes` now is forgotten.
 
         `process` is this process's number in shared memory (heartbeats.py): what the one before it was killed in the
         midst of writing is not believed.
@@ -128,7 +128,7 @@ class Catalog:
         """
         thread = DiskThread("opening the catalog")
         try:
-            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, origin_name, slots, process)
+            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, homes, slots, process)
         except TimeoutError:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
@@ -369,8 +369,8 @@ def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entr
     return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
-def _opened(directory: Path, origin_name: str, slots: Slots, process: int) -> OpenCatalog:
-    opened = open_directory(directory, origin_name, process=process)
+def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
+    opened = open_directory(directory, homes, process=process)
     try:
         trim(opened.listing, slots)
     except lmdb.Error as error:

@@ -1,7 +1,8 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
     FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
-    ORIGIN       whose objects these are: the catalog of another origin is dropped
+    ORIGIN       whose objects these are: the homes of buckets (objects.Homes). The catalog of another main origin is
+                 dropped; of buckets that have another home than before, all is forgotten
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
@@ -35,8 +36,10 @@ from gateway.file_lock import lock_within, try_lock
 from gateway.metadata import entries
 from gateway.metadata.entries import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys
+from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
+from gateway.objects import Homes
 
 FORMAT = b"forebay catalog 3\n"
 FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
@@ -95,15 +98,15 @@ class OpenCatalog:
             os.close(self._users)
 
 
-def open_directory(path: Path, origin: str, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
-    """Open or create the catalog of the objects at `origin`, as the process of this number (heartbeats.py).
+def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
+    """Open or create the catalog of the objects at `homes`, as the process of this number (heartbeats.py).
 
     StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _opening(path, OPENING_SECONDS_MAX):
-            return _open(path, origin.encode(), process, size_bytes_max)
+            return _open(path, homes, process, size_bytes_max)
     except (OSError, lmdb.Error) as error:
         raise opening_failure(f"the catalog {path}", error) from error
 
@@ -117,16 +120,24 @@ def disbelieve(path: Path) -> None:
         raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 
 
-def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenCatalog:
+def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCatalog:
     _refuse_other_formats(path)
     users = os.open(path / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         boot = BOOT_ID.read_bytes()
-        if not _believable(path, origin, boot):
+        if not _believable(path, homes, boot):
             _drop(path, users)
+        moved = _moved(path, homes)
+        if moved and not try_lock(users):
+            raise StartupError(
+                f"the catalog {path} is of other homes of buckets, and other processes use it: stop them first"
+            )
         remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
         files = _open_with_room(path, users, process, size_bytes_max)
-        _keep(path / "ORIGIN", origin)
+        for bucket in moved:  # ORIGIN says so only then: who is killed does it again
+            files.epochs.change_bucket(bucket)
+            files.listing.forget(bucket, b"", END)
+        _keep(path / "ORIGIN", homes.to_text().encode())
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
         return OpenCatalog(path, files, users, zlib.crc32(boot))
@@ -198,9 +209,21 @@ def _refuse_other_formats(path: Path) -> None:
         )
 
 
-def _believable(path: Path, origin: bytes, boot: bytes) -> bool:
+def _believable(path: Path, homes: Homes, boot: bytes) -> bool:
     whole = (path / "CLEAN").exists() or _read(path / "BOOT") == boot
-    return whole and _read(path / "ORIGIN") == origin
+    before = _homes_before(path)
+    return whole and before is not None and before.main == homes.main
+
+
+def _homes_before(path: Path) -> Homes | None:
+    found = _read(path / "ORIGIN")
+    return None if found is None else Homes.from_text(found.decode("utf-8", "replace"))
+
+
+def _moved(path: Path, homes: Homes) -> list[str]:
+    """The buckets that are at another home now, of which nothing that is known is true."""
+    before = _homes_before(path) or homes
+    return sorted(bucket for bucket in {*before.by_bucket, *homes.by_bucket} if before.of(bucket) != homes.of(bucket))
 
 
 def _drop(path: Path, users: int) -> None:

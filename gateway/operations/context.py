@@ -23,7 +23,7 @@ from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import BodyStream, MissReason, ObjectKey, PinnedFileSpan
+from gateway.objects import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.origin.client import Origin
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -283,6 +283,9 @@ class AppContext:
     buffers: Buffers = field(default_factory=Buffers)
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry.switched_off)
     writeback: WritebackBuffer | None = None
+    homes: Homes = field(default_factory=lambda: Homes(""))
+    """Where buckets are: no request may name two that are not at one home."""
+
     buffer_closed: bool = False
     """There may be acknowledged writes on this node's disk, and it cannot be used."""
 

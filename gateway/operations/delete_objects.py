@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gateway.errors import OriginBodyError
@@ -95,7 +96,8 @@ def _refused(context: RequestContext, asked: DeleteRequest) -> list[DeleteError]
 
 
 async def _send(context: RequestContext, payload: Payload) -> Response:
-    response = await context.services.origin.send(onward_request(context, payload))
+    request = replace(onward_request(context, payload), keys=context.named_keys)
+    response = await context.services.origin.send(request)
     return streamed_reply(response, head_only=False)
 
 
@@ -109,7 +111,8 @@ async def _delete_some(context: RequestContext, left: DeleteRequest, done: _Done
     body = delete_request_document(left)
     digest = hashlib.md5(body, usedforsecurity=False).digest()
     headers["content-md5"] = base64.b64encode(digest).decode()
-    response = await context.services.origin.send(onward_request(context, Payload(body), headers=headers))
+    request = onward_request(context, Payload(body), headers=headers)
+    response = await context.services.origin.send(replace(request, keys=[entry.key for entry in left.objects]))
     if response.status != 200:
         return streamed_reply(response, head_only=False)
     async with response:

@@ -8,6 +8,7 @@ waits, in the first, until the origin has what this node has acknowledged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
+from gateway.operations.list_buckets import list_buckets
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
@@ -51,6 +53,8 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 def perform(context: RequestContext) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
     services = context.services
+    if services.homes.by_bucket and context.request.method not in READ_METHODS:
+        _check_homes(context)
     if services.writeback is not None:
         answer = _by_buffer(context, services.writeback)
         if answer is not None:
@@ -58,6 +62,31 @@ def perform(context: RequestContext) -> Answer:
     elif services.buffer_closed:
         _check_without_buffer(context)
     return _past_the_buffer(context)
+
+
+_FOREIGN_SOURCE = re.compile(r"x-(?!amz-)(.*-)?(copy|rename|move)-(source|from)")
+"""Second objects in other dialects of S3."""
+
+
+def _check_homes(context: RequestContext) -> None:
+    """S3Error NotImplemented where a request has a source that is not at the home of its target: no origin has both,
+    and the target's may have another bucket of the source's name."""
+    headers, homes = context.request.headers, context.services.homes
+    copied = headers.get("x-amz-copy-source")
+    if copied is not None:
+        # Origins read a plus sign in two ways.
+        buckets = {parse_copy_source(text).key.bucket for text in {copied, copied.replace("+", "%2B")}}
+        if all(homes.are_one(context.request.bucket or "", bucket) for bucket in buckets):
+            return
+    elif not any(_FOREIGN_SOURCE.match(name) for name in headers):
+        return
+    raise s3_error(
+        "NotImplemented",
+        "The source and the target of this copy are at different origins, so that neither of them can carry it out: "
+        "read the source and write the target."
+        if copied is not None
+        else "Buckets of this gateway are at different origins: a copy has to name its source in x-amz-copy-source.",
+    )
 
 
 # The origin
@@ -83,7 +112,7 @@ async def _passthrough(context: RequestContext) -> Response:
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
-    Operation.LIST_BUCKETS: forward,
+    Operation.LIST_BUCKETS: list_buckets,
     Operation.HEAD_BUCKET: bucket_answer,
     Operation.GET_BUCKET_LOCATION: bucket_answer,
     Operation.GET_BUCKET_VERSIONING: bucket_answer,

@@ -88,7 +88,7 @@ class OriginRequest:
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
     A request with a `StreamedBody` is sent once, and so is one with `sent_once`: what it is based on may have changed
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
-    (its name) say on whose account it goes.
+    (its name) say on whose account it goes. `keys` are those that its body names.
     """
 
     method: str
@@ -100,6 +100,7 @@ class OriginRequest:
     purpose: Purpose = Purpose.LIVE
     slot: str = "default"
     sent_once: bool = False
+    keys: Sequence[str] = ()
 
 
 class OriginResponse(Protocol):

@@ -44,7 +44,7 @@ from gateway.origin.retry import (
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import Addressing, CredentialSource, RequestSigner, Target
+from gateway.origin.signing import Addressing, CredentialsOf, CredentialSource, RequestSigner, Target
 from gateway.origin.traffic_meter import RequestRates
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
@@ -124,16 +124,19 @@ class S3Origin:
         clock: Clock,
         *,
         instance_id: str,
+        credentials_of: CredentialsOf | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
         silence: SilenceBoard | None = None,
         rates: RequestRates | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which."""
         self._settings = settings
         self._clock = clock
         self._addressing = Addressing(settings)
-        self._signer = RequestSigner(credentials, settings.region, clock, instance_id)
+        signs = credentials_of if credentials_of is not None else (lambda _: credentials)
+        self._signer = RequestSigner(signs, settings.region, clock, instance_id)
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
@@ -479,7 +482,9 @@ class OwnKeyOrigin:
         if code is None:
             headers = {**response.headers, "content-length": str(len(document))}
             return _WholeResponse(response.status, headers, document)
-        _log.error("the origin refuses the gateway's own key", code, code=code, status=response.status)
+        _log.error(
+            "the origin refuses the gateway's own key", code, code=code, status=response.status, bucket=request.bucket
+        )
         told = s3_error(
             "AccessDenied",
             f"The origin refuses the key of this gateway ({code}). Your own key and signature are good: tell whoever "

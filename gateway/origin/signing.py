@@ -1,8 +1,8 @@
 """Requests to the origin: to which host and path, signed with which key pair, for which region, at which time.
 
 The key pair is fixed by the config, or found by the usual AWS chain, which is aiobotocore's: environment, profile, web
-identity, container, instance metadata; pairs that expire are refreshed by it. Regions of buckets and the origin's time
-are learned from what it answers.
+identity, container, instance metadata; pairs that expire are refreshed by it. Or STS lends it (sts.py). Regions of
+buckets and the origin's time are learned from what it answers.
 
 `Addressing` says where a request goes, path style or virtual-hosted style, and gives the exact bytes of its target.
 Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, urlsplit
 import structlog
 
 from gateway.clock import Clock
-from gateway.errors import ConfigError, OriginUnreachable
+from gateway.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
 from gateway.immutable import immutable
 from gateway.origin.client import OriginRequest
 from gateway.origin.request_body import RequestBody
@@ -132,7 +132,7 @@ class CredentialSource(Protocol):
     """Who gives the key pair for requests to the origin."""
 
     async def current(self) -> KeyPair:
-        """The pair to sign with now. OriginUnreachable when there is none."""
+        """The pair to sign with now. CredentialsUnavailable when there is none."""
 
 
 class OriginCredentials(CredentialSource, Protocol):
@@ -144,12 +144,18 @@ class OriginCredentials(CredentialSource, Protocol):
     def known(self) -> tuple[KeyPair, ...]:
         """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the pair is not renewed, where its source knows; it may be good still."""
+
     async def aclose(self) -> None:
         """Stop looking."""
 
 
 class StaticCredentials:
     """A pair from the configuration."""
+
+    problem: str | None = None
 
     def __init__(self, pair: KeyPair) -> None:
         self._known: tuple[KeyPair, ...] = (pair,)
@@ -178,13 +184,17 @@ class ChainCredentials:
     `AWS_EC2_METADATA_DISABLED` is respected by the chain itself.
     """
 
+    problem: str | None = None
+    """A pair is renewed when it is asked for: who asks has the error."""
+
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
         # Only who has no pair of its own needs it: 0.2 s of CPU and 20 MB in every process. Not first in the look-up,
         # which runs on the event loop.
-        from aiobotocore.session import AioSession
         from botocore.exceptions import BotoCoreError
 
-        self._new_session = AioSession
+        from gateway.origin.sts import AwsSession
+
+        self._new_session = AwsSession
         self._errors: tuple[type[Exception], ...] = (BotoCoreError, OSError, TimeoutError)
         self._clock = clock
         self._profile = profile
@@ -203,8 +213,8 @@ class ChainCredentials:
         try:
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:  # noqa: BLE001 - code of many providers; however it failed, no pair came out
-            raise OriginUnreachable(
-                f"the origin's credentials could not be refreshed: {type(error).__name__}", may_be_done=False
+            raise CredentialsUnavailable(
+                f"the origin's credentials could not be refreshed: {type(error).__name__}"
             ) from None
         return self._remember(KeyPair(frozen.access_key, frozen.secret_key, frozen.token))
 
@@ -249,10 +259,9 @@ class ChainCredentials:
         return self._known[0]
 
 
-def _none_found() -> OriginUnreachable:
-    return OriginUnreachable(
-        "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
-        may_be_done=False,
+def _none_found() -> CredentialsUnavailable:
+    return CredentialsUnavailable(
+        "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
     )
 
 
@@ -278,11 +287,15 @@ _SENT_BY_US = frozenset(
 log = structlog.get_logger(__name__)
 
 
-class RequestSigner:
-    """Knows the key pair, the region of each bucket and how far the origin's clock is from ours."""
+CredentialsOf = Callable[[OriginRequest], CredentialSource]
+"""Who gives the key pair for this request."""
 
-    def __init__(self, credentials: CredentialSource, region: str, clock: Clock, instance_id: str) -> None:
-        self._credentials = credentials
+
+class RequestSigner:
+    """Knows the key pairs, the region of each bucket and how far the origin's clock is from ours."""
+
+    def __init__(self, credentials_of: CredentialsOf, region: str, clock: Clock, instance_id: str) -> None:
+        self._credentials_of = credentials_of
         self._region = region
         self._clock = clock
         self._instance_id = instance_id
@@ -294,7 +307,7 @@ class RequestSigner:
 
     async def headers(self, request: OriginRequest, target: Target, body: RequestBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
-        pair = await self._credentials.current()
+        pair = await self._credentials_of(request).current()
         headers = {"host": target.host}
         headers.update([field for field in request.headers.items() if field[0] not in _SENT_BY_US])
         hops = headers.get(HOP_HEADER)

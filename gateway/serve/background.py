@@ -13,7 +13,7 @@ import uvicorn
 from gateway.app import Upkeep, origin_for_checks, upkeep
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
-from gateway.control.origin_check import OriginCheck
+from gateway.control.origin_check import OriginChecks
 from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.state import CURRENT
@@ -42,8 +42,8 @@ class _Server(uvicorn.Server):
 async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
     config = context.config
-    async with origin_for_checks(config.settings, config.instance_id) as origin:
-        check = OriginCheck(origin, config.settings.origin.endpoint_url)
+    async with origin_for_checks(context.live, config.instance_id) as (origin, keys):
+        check = OriginChecks(origin, context.live, keys.problem)
         telling = asyncio.create_task(_tell_of_origin(check), name="origin check")
         try:
             await _serve(context, check)
@@ -52,16 +52,17 @@ async def serve_background(context: ChildContext) -> None:
             await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell_of_origin(check: OriginCheck) -> None:
+async def _tell_of_origin(check: OriginChecks) -> None:
     """Say once how the origin answers, whatever else starts meanwhile."""
-    found = await check.finding()
-    if found.problem is None:
-        _log.info("the origin answers")
-    else:
-        _log.warning("the origin: " + found.problem, state=found.state)
+    main, others = await check.findings()
+    for where, found in [("the origin", main), *((one.prefix, found) for one, found in others)]:
+        if found.problem is None:
+            _log.info(f"{where} answers")
+        else:
+            _log.warning(f"{where}: {found.problem}", state=found.state)
 
 
-async def _serve(context: ChildContext, check: OriginCheck) -> None:
+async def _serve(context: ChildContext, check: OriginChecks) -> None:
     config = context.config
     lent = Holders(scrub=ScrubHolder(config.settings.cache.scrub_period_seconds))
     tried = asyncio.Event()
@@ -73,7 +74,7 @@ async def _serve(context: ChildContext, check: OriginCheck) -> None:
         await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginCheck) -> None:
+async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginChecks) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
     app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes, context.audit)

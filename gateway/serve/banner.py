@@ -9,6 +9,7 @@ import structlog
 
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
+from gateway.config.signers import signers
 from gateway.config.units import format_size
 from gateway.logs import is_console
 from gateway.md5_lanes.streams import LANES
@@ -47,6 +48,7 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
     facts: dict[str, str | list[str]] = {
         "origin": f"{origin.endpoint_url}, region {origin.region}",
         "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
+        **({"buckets": differing} if (differing := _differing(settings)) else {}),
         "callers": _callers(settings),
         "cache": f"{cache.directory}: up to {format_size(cache.capacity_bytes)}, {lasting}",
         "workers": str(settings.server.workers),
@@ -55,6 +57,16 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
     if any(slot.write == "back" for slot in settings.slots):
         facts["md5"] = f"{LANES} at a time by a core" if LANES > 1 else _ONE_MD5
     return facts
+
+
+def _differing(settings: Settings) -> list[str]:
+    """Buckets that differ from `[origin]`, and slots with a key of their own."""
+    found = []
+    for one in signers(settings):
+        place = one.prefix if one.slot is None else f"{one.prefix} (slot {one.slot})"
+        found.append(f"{place}: {one.endpoint_url}, region {one.region}, signed by {one.credentials}")
+    more = [f"and {len(found) - _SLOTS_MAX} more: forebay status"] if len(found) > _SLOTS_MAX else []
+    return found[:_SLOTS_MAX] + more
 
 
 def _callers(settings: Settings) -> str:

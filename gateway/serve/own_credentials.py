@@ -44,10 +44,17 @@ def find_own_key(settings: Settings, environment: Mapping[str, str]) -> OwnKey |
     if origin.profile is None and environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
         return OwnKey(environment["AWS_ACCESS_KEY_ID"], "the environment (AWS_ACCESS_KEY_ID)")
     path = orjson.dumps([os.path.abspath(entry) for entry in sys.path]).decode()
+    # It says where S3 is, and may name this gateway; botocore would ask for roles there.
+    without = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL"}
     command = [sys.executable, "-P", "-c", _LOOK_UP, path, origin.profile or ""]
     try:
         done = subprocess.run(  # noqa: S603 - our own module; a profile's name is an argument of it
-            command, capture_output=True, timeout=LOOKUP_SECONDS_MAX, check=True, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=LOOKUP_SECONDS_MAX,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=without,
         )
     except (subprocess.SubprocessError, OSError) as error:
         _log.warning("the origin's credentials could not be looked up", error=type(error).__name__)

@@ -9,6 +9,7 @@ import structlog
 from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
+from gateway.objects import Homes
 from gateway.serve.claim import leave_alone
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY
@@ -27,17 +28,17 @@ def recover_buffer(settings: Settings) -> str | None:
         return None
     use_reserve_when_full(settings.cache.directory)
     try:
-        _recover(directory, settings.origin.endpoint_url, wanted=wanted)
+        _recover(directory, settings.homes, wanted=wanted)
     except BufferUnavailable as error:
         return leave_alone(settings.cache.directory, error)
     return None
 
 
-def _recover(directory: Path, endpoint_url: str, *, wanted: bool) -> None:
-    from gateway.writeback.opening import drop, keep_to_origin, recover  # small where there is no buffer
+def _recover(directory: Path, homes: Homes, *, wanted: bool) -> None:
+    from gateway.writeback.opening import drop, keep_to_homes, recover  # small where there is no buffer
 
     found = recover(directory, Moment.of(SystemClock()))
-    keep_to_origin(directory, endpoint_url, found)
+    keep_to_homes(directory, homes, found)
     if not found.is_nothing:
         _log.info(
             "the write-back buffer holds what the origin does not have yet",

@@ -1,6 +1,6 @@
 """Opening the buffer's directory: its format, whose it is, and what crashes have left. All of this blocks.
 
-A buffer's writes were acknowledged for one origin and go to no other: buckets of the same names at another endpoint are
+A bucket's writes were acknowledged for one home and go to no other: buckets of the same names at another endpoint are
 other buckets, of which nothing is known.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from gateway.clock import Moment
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.objects import Homes
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
@@ -25,7 +26,7 @@ from gateway.writeback.journal.view import JournalView
 FORMAT = b"forebay writeback 1\n"
 
 ORIGIN = "origin"
-"""The file with the endpoint URL."""
+"""The file with the homes of buckets (objects.Homes)."""
 
 ARRIVING = "arriving"
 """The file of `Reservations` (bounds/room.py): made anew when nobody has the buffer open."""
@@ -34,12 +35,13 @@ ARRIVING = "arriving"
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What was there: acknowledged objects, open uploads and uploads of the origin's that are to be aborted, or to be
-    looked for, all kept; and files that nobody was told of, removed."""
+    looked for, all kept; and files that nobody was told of, removed. `buckets` are those of what is kept."""
 
     pending: int
     uploads: int
     orphans: int
     removed_files: int
+    buckets: frozenset[str] = frozenset()
 
     @property
     def is_nothing(self) -> bool:
@@ -85,9 +87,10 @@ def recover(directory: Path, now: Moment) -> Recovered:
         removed = Staging(directory, 0).sweep(journal.unknown_files)
         pending, uploads = journal.recover(now)
         orphans = journal.read(lambda tx: tx.aborting_count())
+        buckets = journal.read(lambda tx: tx.buckets())
     finally:
         journal.close()
-    return Recovered(pending, uploads, orphans, removed)
+    return Recovered(pending, uploads, orphans, removed, buckets)
 
 
 def may_hold(directory: Path) -> bool:
@@ -106,21 +109,35 @@ def may_hold(directory: Path) -> bool:
         return True
 
 
-def keep_to_origin(directory: Path, endpoint_url: str, held: Recovered) -> None:
-    """Return when the buffer is of this origin; one of another is made anew where it holds nothing.
+def keep_to_homes(directory: Path, homes: Homes, held: Recovered) -> None:
+    """Return when what the buffer holds of each bucket is for the bucket's home of now. Where a bucket that it holds
+    nothing of has another home than before, what was learned of it is forgotten.
 
-    StartupError, and nothing is touched, where it does. BufferUnavailable when the disk fails.
+    StartupError, and nothing is touched, where it holds something of such a bucket. BufferUnavailable when the disk
+    fails.
     """
     with _usable(directory):
-        named = _origin(directory)
-        if named == endpoint_url:
+        before = _homes_before(directory)
+        if before == homes:
             return
-        if named is not None:
-            if not held.is_nothing:
-                raise StartupError(_of_another_origin(directory, named, endpoint_url, held))
-            drop(directory)
-            prepare(directory)
-        write_durably(directory / ORIGIN, f"{endpoint_url}\n".encode())
+        if before is not None:
+            moved = sorted(bucket for bucket in held.buckets if before.of(bucket) != homes.of(bucket))
+            if moved:
+                raise StartupError(_of_another_home(directory, moved, before, homes, held))
+            if held.is_nothing and before.main != homes.main:
+                drop(directory)
+                prepare(directory)
+            else:
+                _forget(directory, before, homes)
+        write_durably(directory / ORIGIN, f"{homes.to_text()}\n".encode())
+
+
+def _forget(directory: Path, before: Homes, homes: Homes) -> None:
+    journal = Journal(directory, lambda _: None)
+    try:
+        journal.forget_buckets(lambda bucket: before.of(bucket) != homes.of(bucket))
+    finally:
+        journal.close()
 
 
 def drop(directory: Path) -> None:
@@ -141,20 +158,32 @@ def _remove_dropped(directory: Path) -> None:
         shutil.rmtree(_dropped(directory))
 
 
-def _origin(directory: Path) -> str | None:
+def _homes_before(directory: Path) -> Homes | None:
     try:
-        return (directory / ORIGIN).read_text("utf-8", "replace").removesuffix("\n")
+        return Homes.from_text((directory / ORIGIN).read_text("utf-8", "replace").removesuffix("\n"))
     except FileNotFoundError:
         return None
 
 
-def _of_another_origin(directory: Path, named: str, endpoint_url: str, held: Recovered) -> str:
+_NAMED_MAX = 5
+
+
+def _of_another_home(directory: Path, moved: Sequence[str], before: Homes, homes: Homes, held: Recovered) -> str:
+    if before.main != homes.main and all(before.of(bucket) == before.main for bucket in moved):
+        said, named = f"origin.endpoint_url is {homes.main!r}", repr(before.main)
+        line = f"write the new one into {directory / ORIGIN}"
+    else:
+        told = [f"{bucket!r} is at {homes.of(bucket)!r}, and was at {before.of(bucket)!r}" for bucket in moved]
+        more = f", and {len(told) - _NAMED_MAX} buckets more" if len(told) > _NAMED_MAX else ""
+        said = f"the bucket {', the bucket '.join(told[:_NAMED_MAX])}{more}"
+        named = "the endpoint of before"
+        line = f"write the new one behind the bucket's name into {directory / ORIGIN}"
     return (
-        f"origin.endpoint_url is {endpoint_url!r}, and the write-back buffer {directory} holds what was acknowledged "
-        f"for {named!r} and is not there yet ({held.pending} objects, {held.uploads} open uploads), or is to be "
+        f"{said}, and the write-back buffer {directory} holds what was acknowledged "
+        f"for {named} and is not there yet ({held.pending} objects, {held.uploads} open uploads), or is to be "
         f"cleared away there, which takes minutes ({held.orphans} uploads and probes): nothing was changed. Start with "
-        f"{named!r} and have it flushed (`forebay flush --wait`); where both are names of one and the same store, "
-        f"write the new one into {directory / ORIGIN}"
+        f"{named} and have it flushed (`forebay flush --wait`); where both are names of one and the same store, "
+        f"{line}"
     )
 
 

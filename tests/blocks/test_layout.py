@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.blocks import layout
 from gateway.blocks.layout import Block
 from gateway.errors import BlockDamaged
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.objects import ByteRange, Homes, ObjectKey, ObjectVersion
 
 KEYS = st.text(st.characters(), min_size=1, max_size=300)  # lone surrogates too: keys that are not UTF-8
 ETAGS = st.text(st.characters(max_codepoint=255), min_size=1, max_size=64)
@@ -37,6 +37,30 @@ def test_a_header_says_what_was_put_into_it(block: Block) -> None:
     assert layout.unpack_header(header) == (block, checksums_for(block))
     assert len(header) == layout.data_offset(block) == layout.header_bytes(header[:4096])
     assert len(header) % layout.ALIGNMENT_BYTES == 0
+
+
+def test_blocks_of_one_bucket_at_two_homes_are_not_one() -> None:
+    """Though bucket, key, ETag and size are the same. Headers say which it is, and name the bucket all the same."""
+    version = ObjectVersion(ObjectKey("bucket", "k"), '"e"', 100)
+    other = ObjectVersion(ObjectKey("other", "k"), '"e"', 100)
+    try:
+        found = []
+        for homes in (Homes("m"), Homes("m", {"bucket": "http://a"}), Homes("m", {"bucket": "http://b"})):
+            layout.keep_apart(homes)
+            block = layout.block_at(version, 0, 64 * 1024)
+            found.append((block, layout.pack_header(block, checksums_for(block)), layout.object_id(version.key)))
+            assert block.id == layout.block_id(version, 0, 64 * 1024)
+            assert block.id.endswith(layout.object_id(version.key))
+        assert len({block.id for block, _, _ in found}) == len({ids for _, _, ids in found}) == 3
+        layout.keep_apart(Homes("m", {"other": "http://a"}))
+        assert layout.block_at(version, 0, 64 * 1024) == found[0][0]
+        moved = layout.block_at(other, 0, 64 * 1024)
+        for block, header, _ in found:  # whatever the homes are by now
+            assert layout.unpack_header(header)[0] == block
+            assert layout.header_bytes(header) == len(header)
+    finally:
+        layout.keep_apart(Homes(""))
+    assert layout.block_at(other, 0, 64 * 1024).id != moved.id
 
 
 @given(blocks(), st.data())

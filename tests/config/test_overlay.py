@@ -115,6 +115,24 @@ def test_what_needs_a_restart(tmp_path: Path) -> None:
     )
 
 
+def test_buckets_stay_where_they_are_while_it_runs(tmp_path: Path) -> None:
+    """Their keys may change, and whatever says nothing new."""
+    far = '[[buckets]]\nname = "far"\nendpoint_url = "http://far.example"\n'
+    named = '[[origin_credentials]]\nname = "k"\nprofile = "p"\n'
+    before = load_settings(configured(tmp_path, CONFIGURATION + far), {}).settings
+    for text, keys in (
+        (far, []),
+        (named + far + 'origin_credentials = "k"\n', []),
+        (far + '[[buckets]]\nname = "near"\n', []),
+        (far.replace("far.example", "further.example"), ["where the bucket 'far' is"]),
+        (far + 'region = "auto"\n', ["where the bucket 'far' is"]),
+        ("", ["where the bucket 'far' is"]),
+        (far + far.replace('"far"', '"next"'), ["where the bucket 'next' is"]),
+    ):
+        after = load_settings(configured(tmp_path, CONFIGURATION + text), {}, running=before).settings
+        assert restart_needed(before, after) == keys
+
+
 def test_an_omitted_capacity_stays_what_it_was(tmp_path: Path) -> None:
     """Though the disk has filled meanwhile."""
     path = configured(tmp_path, '[cache]\ndirectory = "{directory}"\n')

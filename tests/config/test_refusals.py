@@ -10,6 +10,8 @@ from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 
+ROLE = '[[origin_credentials]]\nname = "a"\nrole_arn = "arn:aws:iam::1:role/x"\n'
+
 
 def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_path: Path) -> None:
     """Nobody should have to start five times to find five mistakes."""
@@ -55,6 +57,42 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
         ('[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\n', "credentials[0].allow"),
         ('[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\nallow = []\n', "credentials[0].allow"),
         ('[[credentials]]\naccess_key_id = "a"\nallow = ["s3://"]\n', "credentials[0].secret_access_key"),
+        ('[[origin_credentials]]\nname = "a"\n', "origin_credentials[0] (a)"),
+        (
+            '[[origin_credentials]]\nname = "a"\nprofile = "p"\nrole_arn = "arn:aws:iam::1:role/x"\n',
+            "origin_credentials[0] (a)",
+        ),
+        ('[[origin_credentials]]\nname = "a"\naccess_key_id = "k"\n', "origin_credentials[0].secret_access_key"),
+        (
+            '[[origin_credentials]]\nname = "a"\nprofile = "p"\nsession_token = "t"\n',
+            "origin_credentials[0].session_token",
+        ),
+        (
+            '[[origin_credentials]]\nname = "a"\nprofile = "p"\nexternal_id = "ex"\n',
+            "origin_credentials[0].external_id",
+        ),
+        (
+            '[[origin_credentials]]\nname = "a"\nprofile = "p"\nrole_duration = "1h"\n',
+            "origin_credentials[0].role_duration",
+        ),
+        ('[[origin_credentials]]\nname = "a"\nrole_arn = "role/x"\n', "origin_credentials[0].role_arn"),
+        (f"{ROLE}role_duration = '5m'\n", "origin_credentials[0].role_duration"),
+        (f"{ROLE}role_session_name = 'a b'\n", "origin_credentials[0].role_session_name"),
+        (f"{ROLE}sts_endpoint_url = 'sts.example'\n", "origin_credentials[0].sts_endpoint_url"),
+        (f"{ROLE}sts_endpoint_url = 'http://127.0.0.1:9000'\n", "origin_credentials[0].sts_endpoint_url"),
+        (f"{ROLE}web_identity_token_file = '/nowhere'\n", "origin_credentials[0].web_identity_token_file"),
+        (
+            f"{ROLE}web_identity_token_file = '/dev/null'\nsource_profile = 'p'\n",
+            "origin_credentials[0].source_profile",
+        ),
+        (f"{ROLE}web_identity_token_file = '/dev/null'\nexternal_id = 'ex'\n", "origin_credentials[0].external_id"),
+        ('[[buckets]]\nname = "a/b"\n', "buckets[0].name"),
+        ('[[buckets]]\nname = "b"\n[[buckets]]\nname = "b"\n', "buckets[1].name"),
+        ('[[buckets]]\nname = "b"\nendpoint_url = "b.example"\n', "buckets[0].endpoint_url"),
+        ('[[buckets]]\nname = "b"\nendpoint_url = "http://127.0.0.1:9000"\n', "buckets[0].endpoint_url"),
+        ('[[buckets]]\nname = "b"\nca_bundle = "/nowhere.pem"\n', "buckets[0].ca_bundle"),
+        ('[[buckets]]\nname = "b"\norigin_credentials = "x"\n', "buckets[0].origin_credentials"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\norigin_credentials = "x"\n', "slots[0].origin_credentials"),
         ('[[slots]]\nname = "default"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),

@@ -22,6 +22,12 @@ def test_secrets_are_read_from_files(tmp_path: Path) -> None:
     assert loaded.settings.credentials[0].secret == SECRET
     assert loaded.settings.admin.token is not None
     assert loaded.settings.admin.token.get_secret_value() == SECRET
+    named = '[[origin_credentials]]\nname = "n"\naccess_key_id = "k"\nsecret_access_key_file = "{}"\n'
+    (found,) = load(tmp_path, named.format(tmp_path / "secret")).settings.origin_credentials
+    assert found.secret_access_key is not None
+    assert found.secret_access_key.get_secret_value() == SECRET
+    key = "origin_credentials[0].secret_access_key_file"
+    assert key in problems(tmp_path, named.format(tmp_path / "missing"))
     key = "credentials[0].secret_access_key_file"
     assert list(problems(tmp_path, entry.format(tmp_path / "empty"))) == [key]
     assert list(problems(tmp_path, entry.format(tmp_path / "missing"))) == [key]
@@ -33,6 +39,9 @@ def full_of_secrets(tmp_path: Path) -> Settings:
         f'[admin]\ntoken = "{SECRET}"\n[origin]\naccess_key_id = "id"\nsecret_access_key = "{SECRET}"\n'
         f'session_token = "{SECRET}"\nproxy = "http://user:{SECRET}@proxy:1"\n'
         f'[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "{SECRET}"\nallow = ["s3://"]\n'
+        f'[[origin_credentials]]\nname = "pair"\naccess_key_id = "k"\nsecret_access_key = "{SECRET}"\n'
+        f'session_token = "{SECRET}"\n'
+        f'[[origin_credentials]]\nname = "role"\nrole_arn = "arn:aws:iam::1:role/x"\nexternal_id = "{SECRET}"\n'
     )
     return load(tmp_path, text).settings
 
@@ -42,7 +51,7 @@ def test_secrets_show_nowhere_but_in_the_pipe_to_a_child(tmp_path: Path) -> None
     settings = full_of_secrets(tmp_path)
     assert SECRET not in repr(settings) + str(settings)
     assert SECRET not in orjson.dumps(public_settings(settings)).decode()
-    assert settings_to_json(settings).count(SECRET.encode()) == 5
+    assert settings_to_json(settings).count(SECRET.encode()) == 8
 
 
 def test_a_child_process_gets_the_very_same_settings(tmp_path: Path) -> None:
@@ -62,6 +71,10 @@ def test_a_child_process_gets_the_very_same_settings(tmp_path: Path) -> None:
         f'[credentials]\nsecret_access_key = "{SECRET}"\n',
         f'[[credentials]]\nsecret_access_key = {{ value = "{SECRET}" }}\n',
         f'origin = ["{SECRET}"]\n',
+        f'[[origin_credentials]]\nname = "a"\nsecret_acces_key = "{SECRET}"\n',
+        f'[[origin_credentials]]\nname = "a"\nprofile = "p"\nexternal_id = "{SECRET}"\n',
+        f'[[origin_credentials]]\nname = "a"\nprofile = "p"\nsession_token = "{SECRET}"\n',
+        f'[[buckets]]\nname = "b"\norigin_credentials = {{ secret_access_key = "{SECRET}" }}\n',
         f'["{SECRET[:6]}]\nsecret_access_key = "{SECRET}"\n',
     ],
 )

@@ -16,7 +16,14 @@ import trustme
 
 from gateway.app import origin_for_checks
 from gateway.config import OriginSettings, Settings
-from gateway.control.origin_check import REMEMBERED_SECONDS, REMEMBERED_WELL_SECONDS, OriginCheck, OriginFinding
+from gateway.config.live import LiveSettings
+from gateway.control.origin_check import (
+    REMEMBERED_SECONDS,
+    REMEMBERED_WELL_SECONDS,
+    OriginCheck,
+    OriginChecks,
+    OriginFinding,
+)
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, on
@@ -28,7 +35,7 @@ async def checking(url: str, key: str = ACCESS_KEY_ID, secret: str = SECRET_ACCE
     origin = OriginSettings.model_validate(
         {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": secret}
     )
-    async with origin_for_checks(Settings(origin=origin), "feed") as asked:
+    async with origin_for_checks(LiveSettings(Settings(origin=origin)), "feed") as (asked, _):
         yield OriginCheck(asked, url)
 
 
@@ -191,3 +198,54 @@ def test_a_clock_that_is_refused_without_a_date() -> None:
     with StrictOrigin() as origin:
         origin.model.inject(lambda call: True, Answer(403, "RequestTimeTooSkewed"), times=None)
         assert found(origin.endpoint_url).state == "wrong clock"
+
+
+def test_each_bucket_and_slot_that_differs_is_asked_for() -> None:
+    """At its home, for a key under its prefix; a bucket that is not there, and a pair that is not renewed, are told;
+    the summary names them all. What the settings do not name any more is not asked for."""
+
+    async def scenario(main: str, far: str) -> None:
+        pair = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+        settings = Settings.model_validate(
+            {
+                "origin": {"endpoint_url": main, "region": "us-east-1", **pair},
+                "origin_credentials": [{"name": "k", **pair}, {"name": "late", **pair}],
+                "buckets": [
+                    {"name": "far", "endpoint_url": far, "region": "us-east-1"},
+                    {"name": "none", "endpoint_url": far, "region": "us-east-1", "origin_credentials": "k"},
+                ],
+                "slots": [
+                    {"name": "s", "prefix": "s3://far/s/", "origin_credentials": "late"},
+                    {"name": "plain", "prefix": "s3://far/plain/"},
+                ],
+            }
+        )
+        live = LiveSettings(settings)
+        async with origin_for_checks(live, "feed") as (asked, _):
+            checks = OriginChecks(asked, live, lambda name: "STS refuses: X" if name == "late" else None)
+            found, others = await checks.findings()
+            assert found == OriginFinding("well")
+            assert [(one.prefix, one.slot, one.credentials) for one, _ in others] == [
+                ("s3://far/", None, "the key of [origin]"),
+                ("s3://none/", None, f"k (key {ACCESS_KEY_ID})"),
+                ("s3://far/s/", "s", f"late (key {ACCESS_KEY_ID})"),
+            ]
+            missing = f"{far} has no bucket 'none'"
+            late = "the key pair is good still, and is not renewed: STS refuses: X"
+            assert [finding.problem for _, finding in others] == [None, missing, late]
+            together = await checks.finding()
+            assert (together.state, together.reachable) == ("refused", True)
+            assert together.problem == f"s3://none/: {missing}; s3://far/s/: {late}"
+            await live.change(settings.model_copy(update={"buckets": settings.buckets[:1], "slots": []}), None, None, None)
+            assert await checks.finding() == OriginFinding("well")
+
+    with StrictOrigin() as main, StrictOrigin() as far:
+        far.model.create_bucket("far")
+        asyncio.run(scenario(main.endpoint_url, far.endpoint_url))
+        assert [line.split(b"?")[0] for line in main.request_lines] == [b"GET /"]
+        asked = sorted(line.decode() for line in far.request_lines)
+        assert [line.split(" ")[1] for line in asked] == [
+            "/far?list-type=2&max-keys=1&prefix=",
+            "/far?list-type=2&max-keys=1&prefix=s%2F",
+            "/none?list-type=2&max-keys=1&prefix=",
+        ]

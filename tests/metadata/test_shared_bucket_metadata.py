@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
+from gateway.objects import Homes
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]
@@ -88,18 +89,18 @@ def test_a_full_disk_keeps_nothing_and_harms_nothing(tmp_path: Path) -> None:
 
 def test_answers_go_with_the_epochs_that_they_are_held_against(tmp_path: Path) -> None:
     """Where the counters begin again at 0, an old answer could be taken for a new one: so it is dropped with them."""
-    catalog = open_directory(tmp_path, "origin")
+    catalog = open_directory(tmp_path, Homes("origin"))
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.put(b"place", b"record") is None
     catalog.close()
-    open_directory(tmp_path, "origin").close()
+    open_directory(tmp_path, Homes("origin")).close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") == b"record"
     (tmp_path / "epochs").unlink()
-    open_directory(tmp_path, "origin").close()
+    open_directory(tmp_path, Homes("origin")).close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") is None
         assert file.put(b"place", b"record") is None
-    open_directory(tmp_path, "another origin").close()
+    open_directory(tmp_path, Homes("another origin")).close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") is None

@@ -32,7 +32,7 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
-from gateway.objects import ObjectKey
+from gateway.objects import Homes, ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from tests.support.prepared_process import PreparedProcess
 
@@ -44,7 +44,7 @@ DATED = {**HEADERS, "last-modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
 
 @contextmanager
 def opened(directory: Path, origin: str = "origin", **more: int) -> Iterator[OpenCatalog]:
-    catalog = open_directory(directory, origin, **more)
+    catalog = open_directory(directory, Homes(origin), **more)
     try:
         yield catalog
     finally:
@@ -201,9 +201,9 @@ OTHER = """
 import os, signal, sys
 from pathlib import Path
 from gateway.metadata.opening import open_directory
-from gateway.objects import ObjectKey
+from gateway.objects import Homes, ObjectKey
 from tests.metadata.test_store import KEY, fill
-catalog = open_directory(Path(sys.argv[1]), "origin")
+catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 print(catalog.store.lookup(KEY) is not None)
 for step in sys.argv[2:]:
     if step == "write":
@@ -299,11 +299,33 @@ def test_what_cannot_be_believed_is_dropped(tmp_path: Path, harm: str) -> None:
         assert catalog.store.lookup(KEY) is not None
 
 
+def test_what_is_known_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
+    """There, and back again; what is known of the others stays. Who has it open keeps it to its homes."""
+    elsewhere = Homes("origin", {KEY.bucket: "elsewhere"})
+    for homes, is_known in (
+        (Homes("origin"), False),
+        (Homes("origin", {"another": "elsewhere"}), True),
+        (elsewhere, False),
+        (elsewhere, True),
+        (Homes("origin", {KEY.bucket: "third"}), False),
+        (Homes("origin"), False),
+        (Homes("origin"), True),
+    ):
+        catalog = open_directory(tmp_path / "c", homes)
+        assert (catalog.store.lookup(KEY) is not None) == is_known, homes
+        catalog.store.land([fill(catalog)])
+        catalog.close()
+    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of buckets"):
+        open_directory(tmp_path / "c", elsewhere)
+    with opened(tmp_path / "c") as catalog:
+        assert catalog.store.lookup(KEY) is not None
+
+
 def test_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     """A newer version's catalog is never misread."""
     with opened(tmp_path / "c"):
         pass
     (tmp_path / "c" / "FORMAT").write_bytes(b"forebay catalog 4\n")
     with pytest.raises(StartupError, match="run the version that wrote it"):
-        open_directory(tmp_path / "c", "origin")
+        open_directory(tmp_path / "c", Homes("origin"))
     assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay catalog 4\n"

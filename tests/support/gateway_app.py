@@ -18,6 +18,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.objects import Homes
 from gateway.operations.context import AppContext
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
@@ -77,7 +78,7 @@ async def gateway_app(
         catalog = await Catalog.open(
             directory / "catalog",
             front,
-            origin_name="memory",
+            homes=Homes("memory"),
             clock=clock,
             observer=CatalogMetrics(),
             slots=Slots(slots),

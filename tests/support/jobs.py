@@ -17,6 +17,7 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.objects import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
 from tests.support.blocks import BUCKET, MIB, open_cache, until
@@ -65,14 +66,14 @@ async def job_bench(
         catalog = await Catalog.open(
             directory / "catalog",
             front,
-            origin_name="memory",
+            homes=Homes("memory"),
             clock=clock,
             observer=CatalogMetrics(),
             slots=policy,
         )
         try:
             snapshots = SnapshotStore(directory / "snapshots")
-            tools = JobDependencies(front, catalog, cache, policy, clock, snapshots, origin_name="memory")
+            tools = JobDependencies(front, catalog, cache, policy, clock, snapshots, homes=Homes("memory"))
             jobs = await Jobs.open(tools, store)
             try:
                 yield JobBench(jobs, store, cache, catalog, origin, SnapshotService(tools, jobs), snapshots)

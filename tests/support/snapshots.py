@@ -12,6 +12,7 @@ from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.objects import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
 
@@ -40,8 +41,9 @@ def keys_of(store: SnapshotStore, name: str) -> list[str]:
 async def freeze(gateway: GatewayApp, name: str, prefix: str = "s3://bucket/") -> None:
     """Make a snapshot of what a gateway's origin holds now."""
     services = gateway.app.services
+    homes = Homes("memory")
     tools = JobDependencies(
-        gateway.origin, gateway.catalog, gateway.blocks, services.slots, services.clock, gateway.snapshots, "memory"
+        gateway.origin, gateway.catalog, gateway.blocks, services.slots, services.clock, gateway.snapshots, homes
     )
     await SnapshotJob(tools, Job(f"job-{name}", JobKind.SNAPSHOT, prefix, name=name)).run()
 

@@ -13,9 +13,11 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, StartupError
+from gateway.objects import Homes, ObjectKey
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.opening import ARRIVING, FORMAT, ORIGIN, Recovered, drop, keep_to_origin, prepare, recover
+from gateway.writeback.journal.records import BucketCapabilities, LastOwnWrite
+from gateway.writeback.opening import ARRIVING, FORMAT, ORIGIN, Recovered, drop, keep_to_homes, prepare, recover
 from tests.support.writeback import key, md5, part, pending
 
 
@@ -123,37 +125,40 @@ def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) 
 
 # Whose it is
 
-HERE, THERE = "https://s3.here.example", "https://s3.there.example"
+HERE, THERE = Homes("https://s3.here.example"), Homes("https://s3.there.example")
+CAPABILITIES = BucketCapabilities(md5_etags=True, may_look=True, learned_at=1.0)
+BUCKETS = frozenset({"bucket"})
 NOTHING = Recovered(0, 0, 0, 0)
 
 
 @pytest.fixture
 def of_here(directory: Path) -> Path:
     """A buffer of HERE."""
-    keep_to_origin(directory, HERE, recover(directory, Moment(0.0)))
+    keep_to_homes(directory, HERE, recover(directory, Moment(0.0)))
     return directory
 
 
 def test_a_buffer_says_whose_it_is(of_here: Path) -> None:
     """For its owner only to read, as all that lies in it; and stays so."""
-    assert (of_here / ORIGIN).read_text() == f"{HERE}\n"
+    assert (of_here / ORIGIN).read_text() == f"{HERE.main}\n"
     assert (of_here / ORIGIN).stat().st_mode & 0o777 == 0o600
-    keep_to_origin(of_here, HERE, Recovered(3, 1, 1, 0))
-    assert (of_here / ORIGIN).read_text() == f"{HERE}\n"
+    keep_to_homes(of_here, HERE, Recovered(3, 1, 1, 0, BUCKETS))
+    assert (of_here / ORIGIN).read_text() == f"{HERE.main}\n"
 
 
-@pytest.mark.parametrize("held", [Recovered(1, 0, 0, 0), Recovered(0, 1, 0, 0), Recovered(0, 0, 1, 0)])
-def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, held: Recovered) -> None:
+@pytest.mark.parametrize("counts", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, counts: tuple[int, int, int]) -> None:
     """Objects, open uploads, and uploads to be aborted. The message names the key, both values and the ways out."""
+    held = Recovered(*counts, 0, BUCKETS)
     before = {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()}
     with pytest.raises(StartupError) as refused:
-        keep_to_origin(of_here, THERE, held)
+        keep_to_homes(of_here, THERE, held)
     counted = f"{held.pending} objects, {held.uploads} open uploads", f"{held.orphans} uploads and probes"
     for said in (
         *counted,
         "origin.endpoint_url",
-        repr(HERE),
-        repr(THERE),
+        repr(HERE.main),
+        repr(THERE.main),
         "forebay flush --wait",
         str(of_here / ORIGIN),
     ):
@@ -163,18 +168,18 @@ def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, held: Recovered) ->
 
 def test_where_it_holds_nothing_all_is_forgotten(of_here: Path) -> None:
     """What is known of buckets and keys is not true of those of the same names elsewhere."""
-    keep_to_origin(of_here, THERE, NOTHING)
+    keep_to_homes(of_here, THERE, NOTHING)
     assert {path.name: path.read_bytes() for path in of_here.iterdir()} == {
         "FORMAT": FORMAT,
-        ORIGIN: f"{THERE}\n".encode(),
+        ORIGIN: f"{THERE.main}\n".encode(),
     }
     assert recover(of_here, Moment(0.0)) == NOTHING
 
 
 def test_whose_it_is_can_be_said_by_hand(of_here: Path) -> None:
     """One store has two names: nothing is forgotten then."""
-    (of_here / ORIGIN).write_text(THERE)
-    keep_to_origin(of_here, THERE, Recovered(1, 0, 0, 0))
+    (of_here / ORIGIN).write_text(THERE.main)
+    keep_to_homes(of_here, THERE, Recovered(1, 0, 0, 0, BUCKETS))
     assert (of_here / "journal").exists()
 
 
@@ -183,10 +188,51 @@ def test_a_disk_that_does_not_say_is_no_other_origin(of_here: Path) -> None:
     (of_here / ORIGIN).unlink()
     (of_here / ORIGIN).mkdir()
     with pytest.raises(BufferUnavailable, match="cannot be used"):
-        keep_to_origin(of_here, HERE, NOTHING)
+        keep_to_homes(of_here, HERE, NOTHING)
 
 
-@pytest.mark.parametrize("forget", [lambda directory: keep_to_origin(directory, THERE, NOTHING), drop])
+def test_each_bucket_keeps_to_its_own_home(of_here: Path) -> None:
+    """Only the bucket that has moved matters: where something of it is held, the start is refused, and says which
+    it is,
+    and both homes; what is held of others is nobody's business, and what was learned of those that stay is kept."""
+    moved = Homes(HERE.main, {"moved": THERE.main})
+    held = Recovered(2, 0, 0, 0, frozenset({"stays", "moved"}))
+    before = contents(of_here)
+    with pytest.raises(StartupError) as refused:
+        keep_to_homes(of_here, moved, held)
+    assert contents(of_here) == before
+    for said in ("'moved'", repr(HERE.main), repr(THERE.main), "nothing was changed"):
+        assert said in str(refused.value)
+    assert "'stays'" not in str(refused.value)
+    journal, own = Journal(of_here, lambda _: None), LastOwnWrite(1.0)
+    try:
+        for bucket in ("stays", "moved"):
+            asyncio.run(journal.change(lambda tx, bucket=bucket: tx.learn(bucket, CAPABILITIES)))  # type: ignore[misc]
+            asyncio.run(journal.change(lambda tx, bucket=bucket: tx.record_own_write(ObjectKey(bucket, "k"), own)))  # type: ignore[misc]
+    finally:
+        journal.close()
+    keep_to_homes(of_here, moved, Recovered(1, 0, 0, 0, frozenset({"stays"})))
+    assert (of_here / ORIGIN).read_text() == f"{HERE.main}\nmoved {THERE.main}\n"
+    journal = Journal(of_here, lambda _: None)
+    try:
+        for bucket, is_known in (("stays", True), ("moved", False)):
+            known = journal.read(lambda tx, bucket=bucket: tx.capabilities(bucket))  # type: ignore[misc]
+            own_write = journal.read(lambda tx, bucket=bucket: tx.last_own_write(ObjectKey(bucket, "k")))  # type: ignore[misc]
+            assert (known is not None, own_write is not None) == (is_known, is_known)
+    finally:
+        journal.close()
+    with pytest.raises(StartupError, match="'moved'"):  # and back
+        keep_to_homes(of_here, HERE, Recovered(1, 0, 0, 0, frozenset({"moved"})))
+
+
+def test_what_moves_with_its_bucket_is_no_move(of_here: Path) -> None:
+    """Another origin is the main one, and the buckets of before are said to be where they were: nothing is refused."""
+    homes = Homes(THERE.main, {"bucket": HERE.main})
+    keep_to_homes(of_here, homes, Recovered(1, 0, 0, 0, BUCKETS))
+    assert (of_here / "journal").exists()
+
+
+@pytest.mark.parametrize("forget", [lambda directory: keep_to_homes(directory, THERE, NOTHING), drop])
 def test_a_kill_while_a_buffer_is_dropped_stops_no_start(
     of_here: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[Path], None]
 ) -> None:
@@ -201,5 +247,5 @@ def test_a_kill_while_a_buffer_is_dropped_stops_no_start(
         patched.setattr("gateway.writeback.opening.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             forget(of_here)
-    keep_to_origin(of_here, THERE, recover(of_here, Moment(0.0)))
+    keep_to_homes(of_here, THERE, recover(of_here, Moment(0.0)))
     assert [path.name for path in of_here.parent.iterdir()] == [of_here.name]

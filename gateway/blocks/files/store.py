@@ -422,7 +422,7 @@ def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: i
 
 def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:
     block, checksums = layout.unpack_header(header)
-    extent = Extent(file, layout.data_offset(block), block.length, checksums)
+    extent = Extent(file, layout.header_bytes(header), block.length, checksums)
     if size_bytes != extent.offset + extent.length:
         raise BlockDamaged("the file's length is not the block's")
     return block, extent

@@ -188,6 +188,15 @@ class Journal:
         self._tidy()
         return self.read(lambda tx: tx.counts())
 
+    def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
+        """Let go of what was learned of these buckets, which no other process has open. Blocks. BufferUnavailable."""
+        tx = JournalTransaction(self._writer, self.pending_keys)
+        try:
+            with self._transaction():
+                tx.forget_buckets(buckets)
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+
     def take_over(self, now: Moment) -> None:
         """The process that had this worker slot before is dead, since when nobody knows. Blocks.
 

@@ -13,7 +13,7 @@ Both by one column: `after_sequence` names a write to wait for. When that goes, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -829,6 +829,12 @@ class JournalTransaction(JournalView):
         capabilities = self.capabilities(bucket)
         if capabilities is not None:
             self.learn(bucket, replace(capabilities, conditions=conditions))
+
+    def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
+        """What was learned of these, and what this gateway has done there."""
+        for table in ("profiles", "origin"):
+            known = self._rows.execute(f"SELECT DISTINCT bucket FROM {table}").fetchall()
+            self._rows.executemany(f"DELETE FROM {table} WHERE bucket = ?", [one for one in known if buckets(one[0])])
 
     # What this gateway has done
 

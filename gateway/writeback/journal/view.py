@@ -153,6 +153,12 @@ class JournalView:
         )
         return (row[0], row[1]) if row else (0, 0)
 
+    def buckets(self) -> frozenset[str]:
+        """Those of everything that is not over: acknowledged, open, or to be cleared away at the origin."""
+        return frozenset(
+            bucket for (bucket,) in self._rows.execute("SELECT DISTINCT bucket FROM writes WHERE state < 5")
+        )
+
     def oldest(self, slot: str) -> Moment | None:
         """When the oldest write was acknowledged that is still on its way to the origin.
 

@@ -34,6 +34,7 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor, pref
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.objects import Homes
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
@@ -82,7 +83,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) -> AsyncIterator[Bench]:
-    opened = open_directory(directory, "origin")
+    opened = open_directory(directory, Homes("origin"))
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
     index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
@@ -113,6 +114,27 @@ def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
         assert one.index.find("c", ListRequest(b"a/"), FOR_EVER, with_owner=False) is None
 
     play(tmp_path / "c", scenario)
+
+
+def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
+    """And of no other."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+
+    def is_known(homes: Homes) -> bool:
+        opened = open_directory(tmp_path / "c", homes)
+        try:
+            index = ListingIndex(opened, opened.epochs, ManualClock(), CatalogMetrics())
+            return isinstance(index.find("b", ListRequest(), FOR_EVER, with_owner=False, truths={}), Found)
+        finally:
+            opened.close()
+
+    async def scenario() -> list[bool]:
+        return [is_known(Homes("origin", {"c": "elsewhere"})), is_known(Homes("origin", {"b": "elsewhere"}))]
+
+    play(tmp_path / "c", learn)
+    assert asyncio.run(scenario()) == [True, False]
 
 
 def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
@@ -517,7 +539,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
     async def start() -> None:
         origin, clock = MemoryOrigin(ManualClock()), ManualClock()
         catalog = await Catalog.open(
-            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=CatalogMetrics(), slots=slots
+            tmp_path / "c", origin, homes=Homes("origin"), clock=clock, observer=CatalogMetrics(), slots=slots
         )
         await catalog.close()
 
@@ -534,7 +556,8 @@ import os, signal, sys
 from pathlib import Path
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.opening import open_directory
-catalog = open_directory(Path(sys.argv[1]), "origin")
+from gateway.objects import Homes
+catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 own = OwnWrite("b", [b"a"])
 catalog.dirty.begin(own, 0.0)
 if "end" in sys.argv:

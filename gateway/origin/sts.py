@@ -1,0 +1,256 @@
+"""Key pairs that STS lends for a role, and AWS sessions whose questions never come back to this gateway.
+
+On a node where AWS_ENDPOINT_URL sends clients to the gateway, the gateway itself has that variable, too. It says where
+S3 is; botocore takes it for every service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import structlog
+from aiobotocore.config import AioConfig
+from aiobotocore.credentials import (
+    AioAssumeRoleCredentialFetcher,
+    AioAssumeRoleWithWebIdentityCredentialFetcher,
+    AioCredentials,
+)
+from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import FileWebIdentityTokenLoader
+
+from gateway.cancellation import turn
+from gateway.clock import Clock
+from gateway.errors import CredentialsUnavailable
+from gateway.origin.signing import KeyPair, OriginCredentials
+from gateway.rate_limited_log import RateLimitedLog
+
+STS_SECONDS_MAX = 10.0
+"""What one question to STS may take, from its connection on."""
+
+LENT_SECONDS = 3600.0
+"""What STS lends a key pair for when nobody says for how long."""
+
+_ASKED_AGAIN_SHARE = (0.6, 0.8)
+"""Of the time for which a pair is lent: when the next one is asked for. Not all processes do so at once."""
+
+_FAILED_AGAIN_SECONDS = (1.0, 15.0)
+"""After a failure, and after many: how long until STS is asked again, at most; at least half of that."""
+
+_log = RateLimitedLog(structlog.get_logger("forebay.origin"))
+
+
+class AwsSession(AioSession):  # type: ignore[misc]
+    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are."""
+
+    def create_client(self, service_name: str, *arguments: Any, **options: Any) -> Any:
+        if os.environ.get("AWS_ENDPOINT_URL") and options.get("endpoint_url") is None:
+            own = os.environ.get(f"AWS_ENDPOINT_URL_{service_name.upper().replace('-', '_')}")
+            given, straight = options.get("config"), AioConfig(ignore_configured_endpoint_urls=True)
+            options |= {"endpoint_url": own or None, "config": given.merge(straight) if given else straight}
+        return super().create_client(service_name, *arguments, **options)
+
+
+@lru_cache(maxsize=1)
+def _warm_session() -> AwsSession:
+    """One for all roles: what botocore knows of STS takes a tenth of a second to read. Blocks."""
+    session = AwsSession()
+    session.warm_up_loader_caches("sts")
+    return session
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What is asked of STS. With `token_file` it is AssumeRoleWithWebIdentity, else AssumeRole.
+
+    `endpoint_url` None is AWS's own STS of the region. `duration_seconds` None leaves it to STS.
+    """
+
+    name: str
+    arn: str
+    region: str
+    session_name: str = "forebay"
+    external_id: str | None = field(default=None, repr=False)
+    duration_seconds: float | None = None
+    token_file: Path | None = None
+    endpoint_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A pair, and until when it is good, by the monotonic clock."""
+
+    pair: KeyPair
+    until: float
+
+
+class RoleCredentials:
+    """`OriginCredentials` of a role. One task asks STS, and again long before what it has lent expires: no request
+    waits for STS as long as the pair of before is good.
+
+    `source` has the key that assumes the role; None with a web identity, which needs none.
+    """
+
+    def __init__(
+        self, role: Role, source: OriginCredentials | None, clock: Clock, rng: random.Random | None = None
+    ) -> None:
+        self._role = role
+        self._source = source
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._session: AwsSession | None = None
+        self._lent: _Lent | None = None
+        self._known: tuple[KeyPair, ...] = ()
+        self._problem: str | None = None
+        self._asked = asyncio.Event()
+        """Set when the question that is under way is answered, or has failed; cleared when the next one begins."""
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
+
+    async def current(self) -> KeyPair:
+        """As `CredentialSource.current`: where no pair is good, the question under way is waited for."""
+        if self._keeping is None:
+            await self.start()
+        lent = self._good()
+        if lent is None:
+            with turn():
+                await self._asked.wait()
+            lent = self._good()
+        if lent is None:
+            raise CredentialsUnavailable(f"{self._words}: {self._problem or 'what STS has lent has expired'}")
+        return lent.pair
+
+    def known(self) -> tuple[KeyPair, ...]:
+        return self._known
+
+    async def aclose(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        self._asked.set()
+
+    @property
+    def problem(self) -> str | None:
+        """Why STS has not lent the next pair, the last time it was asked. The one of before may be good still."""
+        return self._problem
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether STS is not asked any more."""
+        return self._keeping is not None and self._keeping.done()
+
+    @property
+    def _words(self) -> str:
+        return f"no key pair for the role {self._role.arn} (origin_credentials {self._role.name!r})"
+
+    def _good(self) -> _Lent | None:
+        return self._lent if self._lent is not None and self._clock.monotonic() < self._lent.until else None
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            self._asked.clear()
+            try:
+                lent_seconds = await self._ask_once()
+            except _Failed as error:
+                failures += 1
+                self._problem = str(error)
+                pause_seconds = min(_FAILED_AGAIN_SECONDS[1], _FAILED_AGAIN_SECONDS[0] * 2.0 ** min(failures - 1, 10))
+                pause_seconds *= self._rng.uniform(0.5, 1.0)
+                is_good = self._good() is not None
+                _log.warning(
+                    "STS lends no key pair" + ("; the one of before is good still" if is_good else ""),
+                    f"{self._role.name} {is_good}",
+                    origin_credentials=self._role.name,
+                    role=self._role.arn,
+                    problem=self._problem,
+                )
+            else:
+                failures, self._problem = 0, None
+                pause_seconds = lent_seconds * self._rng.uniform(*_ASKED_AGAIN_SHARE)
+            self._asked.set()
+            await self._clock.sleep(pause_seconds)
+
+    async def _ask_once(self) -> float:
+        """For how many seconds a pair was lent. _Failed."""
+        began = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(STS_SECONDS_MAX):
+                self._session = self._session or await asyncio.to_thread(_warm_session)
+                found = await (await self._fetcher()).fetch_credentials()
+            pair = KeyPair(found["access_key"], found["secret_key"], found["token"])
+            seconds = self._seconds_of(found)
+        except TimeoutError:
+            raise _Failed(f"STS does not answer within {STS_SECONDS_MAX:g} seconds") from None
+        except ClientError as error:
+            raise _Failed(_refusal(error)) from None
+        except CredentialsUnavailable as error:
+            raise _Failed(f"the key that assumes the role is missing: {error}") from None
+        except BotoCoreError as error:
+            raise _Failed(f"STS cannot be asked ({type(error).__name__})") from None
+        except OSError as error:
+            raise _Failed(f"the token cannot be read, or STS not be reached: {error.strerror}") from None
+        except Exception as error:  # noqa: BLE001 - code of many providers; its text may hold anything
+            raise _Failed(f"no key pair came out ({type(error).__name__})") from None
+        self._lent = _Lent(pair, began + seconds)
+        self._known = (pair, *self._known[:1])
+        return seconds
+
+    def _seconds_of(self, found: Mapping[str, Any]) -> float:
+        """A wall clock that is wrong must not make a good pair bad: then what was asked for holds."""
+        asked_seconds = self._role.duration_seconds or LENT_SECONDS
+        left_seconds = datetime.fromisoformat(found["expiry_time"]).timestamp() - self._clock.now()
+        return left_seconds if 0 < left_seconds <= asked_seconds else asked_seconds
+
+    async def _fetcher(self) -> Any:
+        role = self._role
+        asked: dict[str, Any] = {"RoleSessionName": role.session_name}
+        if role.duration_seconds is not None:
+            asked["DurationSeconds"] = int(role.duration_seconds)
+        if role.token_file is not None:
+            loader = FileWebIdentityTokenLoader(str(role.token_file))
+            return AioAssumeRoleWithWebIdentityCredentialFetcher(self._client, loader, role.arn, extra_args=asked)
+        if self._source is None:
+            raise ValueError("somebody's key has to assume the role")
+        if role.external_id is not None:
+            asked["ExternalId"] = role.external_id
+        pair = await self._source.current()
+        own = AioCredentials(pair.access_key_id, pair.secret_access_key, pair.session_token)
+        return AioAssumeRoleCredentialFetcher(self._client, own, role.arn, extra_args=asked)
+
+    def _client(self, service_name: str, config: AioConfig | None = None, **options: Any) -> Any:
+        if self._session is None:
+            raise ValueError("nothing has begun yet")
+        bounded = AioConfig(
+            connect_timeout=STS_SECONDS_MAX / 2,
+            read_timeout=STS_SECONDS_MAX / 2,
+            retries={"total_max_attempts": 2, "mode": "standard"},
+        )
+        return self._session.create_client(
+            service_name,
+            region_name=self._role.region,
+            endpoint_url=self._role.endpoint_url,
+            config=bounded if config is None else bounded.merge(config),
+            **options,
+        )
+
+
+class _Failed(Exception):
+    """Why STS has lent nothing, in words that hold no secret."""
+
+
+def _refusal(error: ClientError) -> str:
+    """The code alone: messages of STS may quote what they were sent."""
+    code = error.response.get("Error", {}).get("Code", "")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
+    return f"STS refuses: {code[:64] if code.isalnum() else 'for no reason that it names'} (HTTP {status})"
