@@ -214,6 +214,7 @@ async def s3_application(
 
         async def follow() -> None:
             authenticator.follow(_keyring(live.now, node.credentials))
+            services.rights.forget()
             if not closed:
                 await blocks.follow_slots()
                 if services.writeback is None:
@@ -452,7 +453,7 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
         Key(
             entry.access_key_id,
             entry.secret,
-            None,
+            entry.session_token.get_secret_value() if entry.session_token is not None else None,
             Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
         )
         for entry in settings.credentials
@@ -483,6 +484,8 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.order,
             tuple(slot.markers),
             slot.upload_expiry_seconds,
+            slot.authorization,
+            slot.authorization_ttl_seconds,
         )
         for slot in settings.slots
     ]

@@ -39,7 +39,7 @@ _OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
 async def bucket_answer(context: RequestContext) -> Response:
     """Answer from memory, or ask and remember; what is not asked plainly is forwarded."""
     answers, request = context.services.answers, context.request
-    if not answers.is_on or not _is_plain(request):
+    if not answers.is_on or not _is_plain(request) or context.signed_by is not None:
         return await forward(context)
     payload = await receive_payload(context)
     question = Question(request.operation.value, request.bucket or "")

@@ -28,6 +28,7 @@ from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.context import AppContext, Told
+from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
     PreparedAnswer,
     PreparedQuestion,
@@ -40,6 +41,7 @@ from gateway.operations.prepared_reads import (
 )
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Callers
+from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
@@ -91,6 +93,8 @@ class _Known(NamedTuple):
 
     grant: Grant
     read: PreparedRead | StrictRead
+    right: Right | None
+    """That the origin must have granted; None: the grant is enough."""
 
 
 class Question(NamedTuple):
@@ -187,6 +191,8 @@ class PreparedRequests:
             known = self._learned(place, head, values, key)
             if known is None:
                 return None
+        if known.right is not None and not self._services.rights.holds(known.right):
+            return None
         read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
@@ -403,7 +409,13 @@ class PreparedRequests:
         except S3Error:
             return None
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
-        return _Known(key.grant, read) if read is not None else None
+        return _Known(key.grant, read, self._right(request, key)) if read is not None else None
+
+    def _right(self, request: S3Request, key: Key) -> Right | None:
+        slot = self._services.slots.find(request.bucket or "", request.key or "")
+        if slot.authorization != "origin" or key.pair is None:
+            return None
+        return right_to_read(request, key.access_key_id, self._services.rights)
 
 
 def _is_only_signed(values: HeadValues) -> bool:
