@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.counting import AuthorizationMetrics
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.objects import ObjectKey
 from gateway.operations.context import Answer, RequestContext, Response, Told
@@ -32,7 +32,7 @@ from gateway.origin.signing import KeyPair
 from gateway.policy.remembered_rights import RememberedRights, Right, RightTo
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.requests import KEY_SIZE_BYTES_MAX, Operation, S3Request, parse_copy_source
+from gateway.s3.requests import KEY_SIZE_BYTES_MAX, CopySource, Operation, S3Request, parse_copy_source
 from gateway.s3.xml import error_code_of
 
 FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
@@ -110,33 +110,47 @@ def _is_by_origin(slot: Slot) -> bool:
 
 
 def _is_judged(context: RequestContext) -> bool:
-    """Whether the request is about a slot of whose callers the origin is the judge.
+    """Whether the request is about a slot of whose callers the origin is the judge, or may be.
 
-    What names no key, or may be about others than it names, is so where any part of the bucket is.
+    What names no key, or one in its body, is so where any part of the bucket is.
     """
     request, slots = context.request, context.services.slots
     if request.operation is Operation.DELETE_OBJECTS:
         return False  # by its keys (judge_deletions)
-    if request.key is not None and not _may_name_other_keys(request):
+    if _names_anything(request):
+        return True
+    if request.key is not None and not _is_form(request):
         return _is_by_origin(context.slot)
     prefix = (request.parameter("prefix") or "") if request.operation in _LISTINGS else ""
     return any(_is_by_origin(slot) for slot in slots.under(request.bucket or "", prefix))
 
 
-def _may_name_other_keys(request: S3Request) -> bool:
-    if "x-amz-rename-source" in request.headers or any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
+def _names_anything(request: S3Request) -> bool:
+    """Whether a header names another object in a way that is not read here."""
+    if "x-amz-rename-source" in request.headers or _copied(request) is None:
         return True
+    return any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers)
+
+
+def _is_form(request: S3Request) -> bool:
     return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
 
 
 def _sources(context: RequestContext) -> list[tuple[ObjectKey, str | None]]:
     """What a copy reads of slots of whose callers the origin is the judge. Servers disagree on what `+` stands for."""
-    text = context.request.headers.get("x-amz-copy-source")
-    if text is None:
-        return []
-    named = {parse_copy_source(one) for one in {text, text.replace("+", "%2B")}}
     slots = context.services.slots
-    return [(one.key, one.version_id) for one in named if _is_by_origin(slots.find(*one.key))]
+    return [(one.key, one.version_id) for one in _copied(context.request) or () if _is_by_origin(slots.find(*one.key))]
+
+
+def _copied(request: S3Request) -> set[CopySource] | None:
+    """None: the request has a copy source that cannot be read here."""
+    text = request.headers.get("x-amz-copy-source")
+    if text is None:
+        return set()
+    try:
+        return {parse_copy_source(one) for one in {text, text.replace("+", "%2B")}}
+    except S3Error:
+        return None
 
 
 def _pair(context: RequestContext) -> KeyPair | None:

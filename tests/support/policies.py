@@ -39,7 +39,7 @@ class Policy:
         if request.key is None or _may_be_about_other_keys(request):
             return "" in self.read and "" in self.write and "" in self.list
         source = request.headers.get("x-amz-copy-source")
-        if source is not None and not self._covers(self.read, parse_copy_source(source).key.key):
+        if source is not None and (":" in source or not self._covers(self.read, parse_copy_source(source).key.key)):
             return False
         return self._covers(self.read if request.method in ("GET", "HEAD") else self.write, request.key)
 
