@@ -91,6 +91,7 @@ _HIT = b"x-forebay-cache: hit\r\n"
 class _Known(NamedTuple):
     """An object as a caller may read it."""
 
+    access_key_id: str
     grant: Grant
     read: PreparedRead | StrictRead
     right: Right | None
@@ -186,7 +187,8 @@ class PreparedRequests:
             return None
         if known is not None and known.read.is_pending():
             return None
-        is_new = known is None or known.grant is not key.grant or not known.read.holds()
+        is_of_key = known is not None and known.access_key_id == key.access_key_id and known.grant is key.grant
+        is_new = known is None or not is_of_key or not known.read.holds()
         if known is None or is_new:
             known = self._learned(place, head, values, key)
             if known is None:
@@ -409,7 +411,9 @@ class PreparedRequests:
         except S3Error:
             return None
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
-        return _Known(key.grant, read, self._right(request, key)) if read is not None else None
+        if read is None:
+            return None
+        return _Known(key.access_key_id, key.grant, read, self._right(request, key))
 
     def _right(self, request: S3Request, key: Key) -> Right | None:
         slot = self._services.slots.find(request.bucket or "", request.key or "")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.metrics import PREPARED_REQUESTS
-from gateway.policy.slots import Slot
+from gateway.policy.slots import EVERYTHING, Slot
 from tests.edge.server.test_prepared import SLOTS, Asked, ChangingKeyring, Pair, both_ports
 from tests.support.gateway_app import gateway_app
 from tests.support.policies import Policy
@@ -38,9 +39,10 @@ def judged(slots: Sequence[Slot]) -> list[Slot]:
 
 
 @asynccontextmanager
-async def a_pair(directory: Path) -> AsyncIterator[tuple[Pair, Policy]]:
+async def a_pair(directory: Path, keyring: ChangingKeyring | None = None) -> AsyncIterator[tuple[Pair, Policy]]:
     """Both ways; what SOME may read, too, says a policy."""
-    clock, keyring, policy = SetClock(), ChangingKeyring(), Policy(read=[""], write=[""], list=[""])
+    clock, policy = SetClock(), Policy(read=[""], write=[""], list=[""])
+    keyring = keyring or ChangingKeyring()
     keyring.change(("",), rotate=False)
     async with gateway_app(directory, slots=judged(SLOTS), clock=clock, keyring=keyring) as gateway:
         for key in KEYS:
@@ -112,5 +114,25 @@ def test_both_ways_answer_alike_whatever_the_origin_says(tmp_path: Path) -> None
                 assert (one == b"403") == (asked.who == "SOME" and asked.key in policy.deny), asked
                 seen.add(one)
             assert seen == {b"200", b"206", b"403"}
+
+    asyncio.run(scenario())
+
+
+def test_a_presigned_request_is_not_answered_by_anothers_right(tmp_path: Path) -> None:
+    """One path, two key pairs with the very same grant: each needs its own yes."""
+
+    class Keyring(ChangingKeyring):
+        def change(self, prefixes: tuple[str, ...], *, rotate: bool) -> None:
+            self._keys = ConfiguredKeyring(
+                [Key(name, secret, None, EVERYTHING) for name, secret in self.secrets.items()]
+            )
+
+    async def scenario() -> None:
+        async with a_pair(tmp_path, Keyring()) as (both, policy):
+            policy.deny.add("t/a")
+            mine, others = (Asked("GET", "t/a", {}, who=who, style="presigned") for who in ("ALL", "SOME"))
+            for _ in range(8):
+                assert await status(both, mine) == b"200"
+                assert await status(both, others) == b"403"
 
     asyncio.run(scenario())
