@@ -77,7 +77,7 @@ class ConfiguredKeyring:
         key = self._keys.get(access_key_id)
         if key is None:
             raise unknown_key(access_key_id, "It is none of the gateway's [[credentials]].")
-        if not _same(key.session_token, session_token):
+        if session_token is not key.session_token and not _same(key.session_token, session_token):
             raise _wrong_token(key)
         return key
 

@@ -3,7 +3,8 @@
     asked plainly, and remembered? → that; else the origin's own answer, remembered when it is a normal one
 
 The caller's rights to the whole bucket have been checked. The origin is asked with the gateway's own rights, whoever
-calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same.
+calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same. Where the origin
+judges callers (origin_rights.py), each is answered by it.
 """
 
 from __future__ import annotations

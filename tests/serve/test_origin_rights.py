@@ -14,7 +14,9 @@ import pytest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from tests.serve.test_elastic_slots import Admin
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.policies import Policy
@@ -119,6 +121,9 @@ def test_each_caller_has_its_own_rights(tmp_path: Path) -> None:
                 assert outcome(bob.list_objects_v2, Prefix="data/bob/") == "ok"
         document = Admin(gateway).get("/api/v1/explain?object=s3://bucket/data/alice/k")
         assert (document["slot"]["authorization"], document["slot"]["authorization_ttl_seconds"]) == ("origin", 60.0)
+        explained = CliRunner().invoke(app, ["explain", "s3://bucket/data/alice/k", "--admin-url", gateway.admin_url])
+        assert "its yes counts for 60 s" in explained.output
+        assert "callers judged by the origin" in gateway.log
         told = httpx.get(f"{gateway.admin_url}/metrics").text
         assert 'forebay_authorizations_total{outcome="denied",slot="judged"}' in told
         assert 'forebay_authorizations_total{outcome="remembered",slot="judged"}' in told
