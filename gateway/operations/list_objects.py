@@ -57,8 +57,8 @@ def list_objects(context: RequestContext) -> Answer:
         return forward_joined(context)
     query = list_query(request)
     listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
-    if not is_frozen and _is_behind_the_prefix(_wanted(query)):
-        return _nothing(listing)
+    if _is_behind_the_prefix(_wanted(query)):
+        return _nothing_frozen(listing) if is_frozen else _nothing(listing)
     if is_merged:
         return _merged(listing)
     return _frozen(listing) if is_frozen else _of_bucket(listing)
@@ -67,6 +67,11 @@ def list_objects(context: RequestContext) -> Answer:
 def _is_behind_the_prefix(wanted: ListRequest) -> bool:
     """Whether no key can be listed. Whether the index knows what lies there, among others' keys, is not told."""
     return wanted.start >= wanted.stop
+
+
+def _nothing_frozen(listing: Listing) -> Response:
+    listing.outcomes.add("hit")
+    return _response(listing, Found(Page(), []))
 
 
 async def _nothing(listing: Listing) -> Response:
