@@ -233,6 +233,7 @@ async def s3_application(
 
         async def follow() -> None:
             authenticator.follow(_keyring(live.now, node.credentials))
+            services.rights.forget()
             if not closed:
                 await blocks.follow_slots()
                 if services.writeback is None:
@@ -436,7 +437,7 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
         Key(
             entry.access_key_id,
             entry.secret,
-            None,
+            entry.session_token.get_secret_value() if entry.session_token is not None else None,
             Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
         )
         for entry in settings.credentials
@@ -467,6 +468,8 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.order,
             tuple(slot.markers),
             slot.upload_expiry_seconds,
+            slot.authorization,
+            slot.authorization_ttl_seconds,
         )
         for slot in settings.slots
     ]

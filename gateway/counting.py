@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS
 from gateway.metrics import (
+    AUTHORIZATIONS,
     BANDWIDTH_WAIT_SECONDS,
     CACHE_CAPACITY_BYTES,
     CACHE_COALESCED,
@@ -308,6 +309,14 @@ class WritebackMetrics:
         """Whether the journal takes nothing of this process now."""
         WRITEBACK_JOURNAL_STATE.set(int(is_failing), "failing")
         WRITEBACK_JOURNAL_STATE.set(int(not is_failing), "well")
+
+
+class AuthorizationMetrics:
+    """What callers may do where the origin says it."""
+
+    def asked(self, slot: str, outcome: str) -> None:
+        """A question was answered. `outcome`: remembered, allowed, denied, other or failed."""
+        AUTHORIZATIONS.add(1, slot, outcome)
 
 
 class SmallAnswerMetrics:

@@ -441,6 +441,15 @@ ORIGIN_REQUEST_RATE = Gauge(
     latest=True,
 )
 
+AUTHORIZATIONS = Counter(
+    "forebay_authorizations_total",
+    "questions",
+    ("slot", "outcome"),
+    "What a caller may do in a slot with authorization = origin. outcome: remembered (answered from memory), or what "
+    "the origin has answered to a question in the caller's own name: allowed, denied (403), other (not there, another "
+    "refusal), failed (5xx or no answer). Requests that are themselves sent in the caller's name, and prepared ones, "
+    "are not counted here.",
+)
 CALLER_REQUESTS = Counter(
     "forebay_caller_requests_total",
     "requests",

@@ -37,6 +37,9 @@ def _lines(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     slot, known, held = document["slot"], document["known"], document["held"]
     yield "object", f"s3://{document['bucket']}/{document['key']}"
     yield "slot", f"{slot['name']} ({slot['prefix']}), {slot['mode']}, {_consistency(slot)}, write {slot['write']}"
+    if slot["authorization"] == "origin":
+        ttl = f"{slot['authorization_ttl_seconds']:g} s"
+        yield "allowed", f"to callers to whom the origin allows it, too: its yes counts for {ttl}"
     yield "version", _version(known)
     if document["pending"] is not None:
         yield "pending", _pending(document["pending"])

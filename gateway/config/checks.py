@@ -291,8 +291,22 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
         elif limit is not None and limit < BLOCKS_MIN * block_size_bytes:
             allowed = f"at least {BLOCKS_MIN} blocks of {block_size_bytes} bytes"
             yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
+        yield from _authorized(f"slots[{i}]", slot)
         yield from _frozen(f"slots[{i}]", slot)
         yield from _written_back(f"slots[{i}]", slot, persistent=settings.cache.persistent)
+
+
+def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
+    if slot.authorization != "origin":
+        if "authorization_ttl_seconds" in slot.model_fields_set:
+            ttl = slot.authorization_ttl_seconds
+            yield ConfigError(f"{key}.authorization_ttl", ttl, 'only with authorization = "origin"')
+    elif slot.write == "back":
+        allowed = (
+            'gateway with write = "back"; origin needs write = "through": the origin is to judge each write, and what '
+            "is acknowledged here is flushed with the gateway's own rights"
+        )
+        yield ConfigError(f"{key}.authorization", slot.authorization, allowed)
 
 
 def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
@@ -392,6 +406,12 @@ def not_in_force(settings: Settings) -> list[str]:
             "what the link bears"
             for i, slot in enumerate(settings.slots)
             if slot.weight != 1 and not is_link_known
+        ),
+        *(
+            f'slots[{i}].authorization = "origin" asks nothing without [[credentials]]: callers sign with the '
+            "gateway's own key pair"
+            for i, slot in enumerate(settings.slots)
+            if slot.authorization == "origin" and not settings.credentials
         ),
     ]
 

@@ -102,6 +102,13 @@ class CredentialSettings(CallerLimitSettings):
         "File that holds the secret.",
         allowed="a readable file; exactly one of secret_access_key and secret_access_key_file",
     )
+    session_token: SecretStr | None = setting(
+        None,
+        'Session token of the pair, where it is a temporary one of the origin (`authorization = "origin"`). Callers '
+        "must send it.",
+        allowed="a token",
+        min_length=1,
+    )
     allow: list[S3Prefix] = setting(
         help="Prefixes the caller may touch; `s3://` is everything.",
         allowed='a list with at least one of "s3://", "s3://bucket/", "s3://bucket/prefix"',
@@ -254,6 +261,20 @@ class SlotSettings(Section):
     )
     mode: Literal["read-only", "read-write"] = setting(
         "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"
+    )
+    authorization: Literal["gateway", "origin"] = setting(
+        "gateway",
+        "Who says what a caller may do. `gateway`: `[[credentials]]` alone. `origin`: besides, the bucket is asked in "
+        "the caller's own name, with its key pair of `[[credentials]]`, which must be one of the origin's, too; "
+        "writes, and what is neither read nor listed, go there in the caller's own name.",
+        allowed="gateway or origin; origin needs write = through",
+    )
+    authorization_ttl_seconds: DurationSeconds = setting(
+        "60s",
+        "How long the origin's yes to a caller is believed, of one object or one listing. `0s`: it is asked each time.",
+        allowed="0s to 1h; only with authorization = origin",
+        toml="authorization_ttl",
+        le=3600,
     )
     consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,

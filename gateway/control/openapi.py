@@ -306,6 +306,7 @@ _SLOTS = {
                 "type": "object",
                 "properties": {
                     **{name: {"type": "string"} for name in ("name", "prefix", "mode", "consistency", "write")},
+                    "authorization": {"enum": ["gateway", "origin"]},
                     "weight": _COUNT,
                     "capacity": {
                         "type": "object",
@@ -405,6 +406,8 @@ _EXPLAINED = {
                 "metadata_ttl_seconds": _nullable("number"),
                 "snapshot": _nullable("string"),
                 "write": {"type": "string"},
+                "authorization": {"enum": ["gateway", "origin"], "description": "who judges callers"},
+                "authorization_ttl_seconds": _nullable("number"),
             },
         },
         "known": {

@@ -218,6 +218,7 @@ def _document(
         "mode": slot.mode if slot is not None else DEFAULT_SLOT.mode,
         "consistency": slot.consistency_in_force if slot is not None else DEFAULT_SLOT.consistency,
         "write": slot.write if slot is not None else DEFAULT_SLOT.write,
+        "authorization": slot.authorization if slot is not None else DEFAULT_SLOT.authorization,
         "weight": slot.weight if slot is not None else 1,
         "capacity": {
             "guaranteed_bytes": guaranteed,

@@ -8,13 +8,14 @@ operation begins, for hits and misses alike (`authorise`).
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import S3Error
+from gateway.operations.origin_rights import FOREIGN_SOURCE
+from gateway.origin.signing import KeyPair
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (
     EVERYTHING,
@@ -47,12 +48,16 @@ from gateway.s3.signature_v4 import (
 
 @dataclass(slots=True)
 class Key:
-    """One key pair that callers may sign with. The secret never shows in a repr."""
+    """One key pair that callers may sign with. The secret never shows in a repr.
+
+    `pair` is the same for requests to the origin in the caller's own name; None: it is the gateway's own anyway.
+    """
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
     session_token: str | None = field(repr=False)
     grant: Grant
+    pair: KeyPair | None = None
 
 
 class Keyring(Protocol):
@@ -63,18 +68,28 @@ class Keyring(Protocol):
 
 
 class ConfiguredKeyring:
-    """The key pairs of `[[credentials]]`. They are long-lived: a session token never goes with them."""
+    """The key pairs of `[[credentials]]`. A session token goes with those that have one, and with no other."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = {key.access_key_id: key for key in keys}
+        self._keys = {key.access_key_id: replace(key, pair=_pair(key)) for key in keys}
 
     def find(self, access_key_id: str, session_token: str | None) -> Key:
         key = self._keys.get(access_key_id)
         if key is None:
             raise unknown_key(access_key_id, "It is none of the gateway's [[credentials]].")
-        if session_token is not None:
-            raise s3_error("InvalidToken", "Keys of [[credentials]] have no session token; send none.")
+        if session_token is not key.session_token and not _same(key.session_token, session_token):
+            raise _wrong_token(key)
         return key
+
+
+def _pair(key: Key) -> KeyPair:
+    return KeyPair(key.access_key_id, key.secret_access_key, key.session_token)
+
+
+def _wrong_token(key: Key) -> S3Error:
+    if key.session_token is None:
+        return s3_error("InvalidToken", "This key of [[credentials]] has no session token; send none.")
+    return s3_error("InvalidToken", "The session token is not the one that [[credentials]] have for this key.")
 
 
 class OwnKeyPair(Protocol):
@@ -147,13 +162,14 @@ def _same(left: str | None, right: str | None) -> bool:
 @dataclass(slots=True)
 class Caller:
     """Who sent the request. `seed` is what signed chunks of its body build on; `authorization` is of one that is signed
-    in its header."""
+    in its header. `pair` is as of `Key`."""
 
     access_key_id: str
     grant: Grant
     seed: SeedSignature | None = None
     anonymous: bool = False
     authorization: Authorization | None = None
+    pair: KeyPair | None = None
 
 
 ANONYMOUS = Caller(UNSIGNED, EVERYTHING, anonymous=True)
@@ -190,7 +206,7 @@ class Authenticator:
         if presigned is not None:
             key = self._keyring.find(presigned.access_key_id, presigned.session_token)
             seed = verify_presigned_v4(request, presigned, key.secret_access_key, self._clock.now())
-            return Caller(key.access_key_id, key.grant, seed)
+            return Caller(key.access_key_id, key.grant, seed, pair=key.pair)
         return self._by_old_query(request)
 
     def _by_header(self, request: S3Request, header: str) -> Caller:
@@ -199,7 +215,7 @@ class Authenticator:
         seed = verify_header(request, authorization, key.secret_access_key, self._clock.now())
         if authorization.unproved:
             remember_proved(authorization)
-        return Caller(key.access_key_id, key.grant, seed, authorization=authorization)
+        return Caller(key.access_key_id, key.grant, seed, authorization=authorization, pair=key.pair)
 
     def key_of(self, head: PreparedHead, values: HeadValues) -> Key | None:
         """The key that has signed a request with such a head; None: the whole way says what is wrong."""
@@ -240,7 +256,7 @@ class Authenticator:
             )
         key = self._keyring.find(presigned.access_key_id, presigned.session_token)
         verify_presigned_v2(request, presigned, key.secret_access_key, self._clock.now())
-        return Caller(key.access_key_id, key.grant)
+        return Caller(key.access_key_id, key.grant, pair=key.pair)
 
 
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
@@ -257,9 +273,6 @@ _OVERRIDES = frozenset(
     }
 )
 """By these, some servers carry out another method, or on another path, than what is authorised here."""
-
-_FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
-"""Second objects in other dialects of S3 (x-goog-copy-source, x-oss-copy-source, x-copy-from, …)."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "multipart/form-data"
@@ -307,7 +320,7 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
         sources = [parse_copy_source(text).key for text in {copied, copied.replace("+", "%2B")}]
         if not all(grant.covers(source.bucket, source.key) for source in sources):
             return "The credential does not cover the copy source."
-    if any(_FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
+    if any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
         return "A copy source in a header other than x-amz-copy-source needs a credential that covers everything."
     return None
 

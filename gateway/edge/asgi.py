@@ -573,6 +573,7 @@ class S3App:
         context = record.context = RequestContext(
             self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential
         )
+        context.pair = caller.pair
         if TOLD in scope:
             context.told = scope[TOLD]
         if limits is None:

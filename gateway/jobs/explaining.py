@@ -61,6 +61,8 @@ def _slot(slot: Slot) -> dict[str, Any]:
         "metadata_ttl_seconds": slot.metadata_ttl_seconds if slot.consistency == "ttl" else None,
         "snapshot": slot.snapshot or None,
         "write": slot.write,
+        "authorization": slot.authorization,
+        "authorization_ttl_seconds": slot.authorization_ttl_seconds if slot.authorization == "origin" else None,
     }
 
 

@@ -40,6 +40,7 @@ from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_dire
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.objects import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
+from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 
@@ -145,22 +146,36 @@ class Catalog:
         return cls(origin, None, clock, observer)
 
     async def ask(
-        self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], part_number: str | None = None
+        self,
+        key: ObjectKey,
+        slot: Slot,
+        *,
+        headers: Mapping[str, str],
+        part_number: str | None = None,
+        signed_by: KeyPair | None = None,
     ) -> ObjectHead:
         """What the origin says of `key` now; with `part_number` also where that part lies.
 
-        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Those who ask the same at
+        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …), `signed_by` is whom it is
+        asked for, in his own name. Those who ask the same at
         once share a HEAD that begins after each of them has asked. Raises OriginAnswered for every error status,
         without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
-        question = key, part_number, frozenset(headers.items())
-        return await self.joined_calls.ask(question, lambda: self._head(key, slot, headers, part_number))
+        question = key, part_number, frozenset(headers.items()), signed_by
+        return await self.joined_calls.ask(question, lambda: self._head(key, slot, headers, part_number, signed_by))
 
     async def _head(
-        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], part_number: str | None
+        self,
+        key: ObjectKey,
+        slot: Slot,
+        headers: Mapping[str, str],
+        part_number: str | None,
+        signed_by: KeyPair | None,
     ) -> ObjectHead:
         query = (("partNumber", part_number),) if part_number is not None else ()
-        request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name)
+        request = OriginRequest(
+            "HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name, signed_by=signed_by
+        )
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")

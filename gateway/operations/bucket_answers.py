@@ -3,7 +3,8 @@
     asked plainly, and remembered? → that; else the origin's own answer, remembered when it is a normal one
 
 The caller's rights to the whole bucket have been checked. The origin is asked with the gateway's own rights, whoever
-calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same.
+calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same. Where the origin
+judges callers (origin_rights.py), each is answered by it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
 async def bucket_answer(context: RequestContext) -> Response:
     """Answer from memory, or ask and remember; what is not asked plainly is forwarded."""
     answers, request = context.services.answers, context.request
-    if not answers.is_on or not _is_plain(request):
+    if not answers.is_on or not _is_plain(request) or context.signed_by is not None:
         return await forward(context)
     payload = await receive_payload(context)
     question = Question(request.operation.value, request.bucket or "")

@@ -25,6 +25,8 @@ from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.origin.client import Origin
+from gateway.origin.signing import KeyPair
+from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import NO_HEADERS, EncodedHeaders
@@ -289,6 +291,12 @@ class AppContext:
     buffer_closed: bool = False
     """There may be acknowledged writes on this node's disk, and it cannot be used."""
 
+    rights: RememberedRights = field(init=False)
+    """What the origin has said of callers."""
+
+    def __post_init__(self) -> None:
+        self.rights = RememberedRights(self.clock)
+
 
 class Told(NamedTuple):
     """What the origin has said of an object, or why it has not, to a request that began then (`time.perf_counter`)."""
@@ -309,6 +317,10 @@ class RequestContext:
     CompleteMultipartUpload lists, once it is read. `named_keys` are the keys that a
     DeleteObjects names. `told` is what the origin has said already, since the request came,
     of the object that it reads: good for one answer.
+
+    `pair` is the caller's own key pair; None: it has the gateway's, or none. `signed_by` is that pair where the
+    request is about a slot with `authorization = "origin"`: what is forwarded then goes in the caller's own name.
+    `may_read`: the origin has said that the caller may read the object (origin_rights.py).
     """
 
     services: AppContext
@@ -323,6 +335,9 @@ class RequestContext:
     made_of: Sequence[str] = ()
     named_keys: Sequence[str] = ()
     told: Told | None = None
+    pair: KeyPair | None = None
+    signed_by: KeyPair | None = None
+    may_read: bool = False
 
     @property
     def object_key(self) -> ObjectKey:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.context import RequestContext, Response
+from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
@@ -47,6 +48,7 @@ async def delete_objects(context: RequestContext) -> Response:
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
     await asyncio.sleep(0)
+    await judge_deletions(context, [entry.key for entry in kept])
     buried = await _bury(context, kept)
     await asyncio.sleep(0)
     done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)

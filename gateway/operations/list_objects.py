@@ -8,10 +8,11 @@ goes on from any source, on any worker.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginError, S3Error
-from gateway.metadata.listing.index import Found, NeedsLookup
+from gateway.metadata.listing.index import Found, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
 from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
@@ -56,9 +57,29 @@ def list_objects(context: RequestContext) -> Answer:
         return forward_joined(context)
     query = list_query(request)
     listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
+    if _is_behind_the_prefix(_wanted(query)):
+        return _nothing_frozen(listing) if is_frozen else _nothing(listing)
     if is_merged:
         return _merged(listing)
     return _frozen(listing) if is_frozen else _of_bucket(listing)
+
+
+def _is_behind_the_prefix(wanted: ListRequest) -> bool:
+    """Whether no key can be listed. Whether the index knows what lies there, among others' keys, is not told."""
+    return wanted.start >= wanted.stop
+
+
+def _nothing_frozen(listing: Listing) -> Response:
+    listing.outcomes.add("hit")
+    return _response(listing, Found(Page(), []))
+
+
+async def _nothing(listing: Listing) -> Response:
+    """The origin says whether there is such a bucket."""
+    found = found_of(await origin_page(listing, replace(_wanted(listing.query), limit=1)))
+    listing.outcomes.add("miss")
+    listing.reason = "not-kept"
+    return _response(listing, found)
 
 
 def _of_bucket(listing: Listing) -> Answer:

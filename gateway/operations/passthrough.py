@@ -83,7 +83,8 @@ def onward_request(
     headers: Mapping[str, str] | None = None,
     query: Sequence[tuple[str, str | None]] | None = None,
 ) -> OriginRequest:
-    """The client's request as the origin gets it: without the client's signature, unsigned as yet."""
+    """The client's request as the origin gets it: without the client's signature, unsigned as yet. In the caller's own
+    name where the origin is to judge the caller."""
     request = context.request
     onward_headers = filter_request_headers(request.headers) if headers is None else dict(headers)
     onward_headers.update(payload.headers)
@@ -96,6 +97,7 @@ def onward_request(
         payload.body,
         Purpose.FORWARD,
         context.slot.name,
+        signed_by=context.signed_by,
     )
 
 
@@ -160,9 +162,9 @@ async def forward_joined(context: RequestContext) -> Response:
 
 
 def _question(request: OriginRequest) -> Hashable:
-    """Everything that may change the answer. The origin is asked with the gateway's own rights, whoever calls."""
+    """Everything that may change the answer."""
     headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
-    return request.method, request.bucket, request.key, tuple(request.query), headers
+    return request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
 
 
 async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | None:

@@ -1,9 +1,10 @@
 """Which handler answers a request: the table of contents of this package.
 
+    may the caller, where the origin is to judge that (origin_rights.py)?
     the write-back buffer, where the request concerns it → a snapshot, where one freezes what it is about → the origin
 
-In each of the three the rules are asked in order, and the first that holds answers. What only the origin can answer
-waits, in the first, until the origin has what this node has acknowledged.
+In each of the last three the rules are asked in order, and the first that holds answers. What only the origin can
+answer waits, in the first of them, until the origin has what this node has acknowledged.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gateway.operations.list_buckets import list_buckets
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
+from gateway.operations.origin_rights import judged
 from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object, head_object
@@ -52,6 +54,11 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 
 def perform(context: RequestContext) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
+    return judged(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
+
+
+def _allowed(context: RequestContext) -> Answer:
+    """The answer to a request whose caller may have one."""
     services = context.services
     if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
@@ -211,13 +218,15 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
         if pending is None:
             return None
-        if is_answered_here(request):
+        if is_answered_here(request) and (context.signed_by is None or context.may_read):
             return _READS[operation](PendingVersions(context, buffer, pending))
         return _when_flushed(context, buffer, [context.object_key])
-    if operation in _JUDGED:
+    if operation in _JUDGED and context.signed_by is None:
         check_condition(context, buffer)
     if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
         return _when_all_flushed(context, buffer)
+    if context.signed_by is not None:
+        return _in_the_callers_name(context, buffer)
     if request.parameter("uploadId") and is_known(context, buffer):
         answer = _of_upload(context, buffer)
         if answer is not None:
@@ -241,6 +250,18 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     if pending_keys or _is_write_past_the_buffer(context):
         return _when_flushed(context, buffer, pending_keys)
     return None
+
+
+def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
+    """As `_by_buffer`, for a request other than a read that the origin is to judge: nothing is done here for it. What
+    is pending was acknowledged when its slot had another `authorization`."""
+    if context.request.parameter("uploadId") and is_known(context, buffer):
+        raise s3_error(
+            "AccessDenied",
+            "This upload was begun before the origin was to judge callers here (authorization): begin another.",
+        )
+    pending_keys = _pending_keys(context, buffer)
+    return _when_flushed(context, buffer, pending_keys) if pending_keys else None
 
 
 def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:

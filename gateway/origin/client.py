@@ -12,10 +12,13 @@ from contextvars import ContextVar
 from dataclasses import field
 from enum import StrEnum
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from gateway.immutable import immutable
 from gateway.origin.receive_buffer import ReceiveBuffer
+
+if TYPE_CHECKING:
+    from gateway.origin.signing import KeyPair
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
@@ -88,7 +91,8 @@ class OriginRequest:
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
     A request with a `StreamedBody` is sent once, and so is one with `sent_once`: what it is based on may have changed
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
-    (its name) say on whose account it goes. `keys` are those that its body names.
+    (its name) say on whose account it goes. `keys` are those that its body names. `signed_by` is the key pair of a
+    caller in whose own name it goes; None: it goes in the gateway's.
     """
 
     method: str
@@ -101,6 +105,7 @@ class OriginRequest:
     slot: str = "default"
     sent_once: bool = False
     keys: Sequence[str] = ()
+    signed_by: KeyPair | None = None
 
 
 class OriginResponse(Protocol):

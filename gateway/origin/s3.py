@@ -441,7 +441,7 @@ _CODES = frozenset(
         "UnrecognizedClientException",
     }
 )
-"""They are about the key that a request is signed with, which is always the gateway's."""
+"""They are about the key that a request is signed with."""
 
 _CODE = re.compile(rb"<Code>\s*+([A-Za-z]{1,64})\s*+</Code>")
 _DOCUMENT_BYTES_MAX = 64 * 1024
@@ -471,7 +471,7 @@ class OwnKeyOrigin:
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`."""
         response = await self._origin.send(request)
-        if response.status not in (400, 401, 403) or request.method == "HEAD":
+        if request.signed_by is not None or response.status not in (400, 401, 403) or request.method == "HEAD":
             return response
         async with response:
             try:

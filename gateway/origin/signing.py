@@ -307,7 +307,7 @@ class RequestSigner:
 
     async def headers(self, request: OriginRequest, target: Target, body: RequestBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
-        pair = await self._credentials_of(request).current()
+        pair = request.signed_by or await self._credentials_of(request).current()
         headers = {"host": target.host}
         headers.update([field for field in request.headers.items() if field[0] not in _SENT_BY_US])
         hops = headers.get(HOP_HEADER)

@@ -129,6 +129,9 @@ class Slot:
     something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
     reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
     every write does so after all before it. An upload of which no part has come for `upload_expiry_seconds` is ended.
+
+    `authorization` says who judges a caller, besides the gateway's own rules: nobody (`gateway`), or the origin
+    (`origin`), which is asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.
     """
 
     name: str
@@ -152,6 +155,8 @@ class Slot:
     order: Literal["markers", "strict"] = "markers"
     markers: tuple[str, ...] = MARKERS
     upload_expiry_seconds: float = 86_400.0
+    authorization: Literal["gateway", "origin"] = "gateway"
+    authorization_ttl_seconds: float = 60.0
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))
@@ -175,6 +180,7 @@ class Slots:
         for slot in sorted(self._all, key=lambda slot: len(slot.prefix.key_prefix), reverse=True):
             self._of_bucket.setdefault(slot.prefix.bucket, []).append(slot)
         self.any_frozen = any(slot.consistency == "snapshot" for slot in self._all)
+        self.any_by_origin = any(slot.authorization == "origin" for slot in self._all)
 
     def __iter__(self) -> Iterator[Slot]:
         """The slots that are configured, without `default`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.settings import public_settings
 from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
@@ -96,6 +97,8 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
         ('[[slots]]\nname = "default"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization = "bucket"\n', "slots[0].authorization"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization_ttl = "1s"\n', "slots[0].authorization_ttl"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nweight = 0\n', "slots[0].weight"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_refresh = "1h"\n', "slots[0].index_refresh"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_listers = 4\n', "slots[0].index_listers"),
@@ -228,6 +231,22 @@ def test_a_weight_without_a_link_to_share_is_warned_of(tmp_path: Path) -> None:
     assert "slots[0].weight" in warning
     assert "origin.read_bandwidth" in warning
     assert not load(tmp_path, f'[origin]\nwrite_bandwidth = "1GiB/s"\n{slot}').warnings
+
+
+def test_a_slot_whose_callers_the_origin_judges_writes_through(tmp_path: Path) -> None:
+    """And needs callers with keys of their own; its time has bounds."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://a/"\nauthorization = "origin"\n'
+    caller = '[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\nallow = ["s3://"]\n'
+    [warning] = load(tmp_path, slot).warnings
+    assert "slots[0].authorization" in warning
+    assert "[[credentials]]" in warning
+    loaded = load(tmp_path, f'{caller}session_token = "a-token"\n{slot}authorization_ttl = "1h"\n')
+    assert not loaded.warnings
+    assert "a-token" not in repr(loaded.settings)
+    assert "a-token" not in str(public_settings(loaded.settings))
+    found = problems(tmp_path, f'[cache]\npersistent = true\n{caller}{slot}write = "back"\n')
+    assert 'write = "through"' in found["slots[0].authorization"]
+    assert "slots[0].authorization_ttl" in problems(tmp_path, f'{caller}{slot}authorization_ttl = "61m"\n')
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])

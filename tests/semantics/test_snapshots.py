@@ -519,6 +519,19 @@ QUERIES = st.fixed_dictionaries(
 )
 
 
+def test_3_13_a_listing_from_behind_its_prefix_is_empty(tmp_path: Path) -> None:
+    """3.13 The origin is not asked, wherever it begins."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        before = len(gateway.origin.calls)
+        answer = await call(gateway.app, "GET", f"{LIST}&prefix=a&start-after=b", sign=False)
+        assert (answer.status, answer.headers["x-forebay-cache"]) == (200, "hit")
+        assert b"<KeyCount>0</KeyCount>" in answer.body
+        assert len(gateway.origin.calls) == before
+
+    play(tmp_path, scenario, ALL)
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model.KEYS, st.lists(QUERIES, min_size=1, max_size=6))
 def test_3_13_every_answer_to_list_is_the_origins_of_then(

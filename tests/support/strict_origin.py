@@ -29,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.clock import Clock, SystemClock
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
+from gateway.origin.signing import KeyPair
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.requests import parse_query, split_path
 from tests.support.memory_origin import MemoryOrigin
@@ -88,6 +89,7 @@ class StrictOrigin:
         self.clock = clock or SystemClock()
         self.model = MemoryOrigin(self.clock, region=region, keep_bodies=keep_bodies)
         self.credentials = {ACCESS_KEY_ID: Credentials(ACCESS_KEY_ID, SECRET_ACCESS_KEY)}
+        """What the others of them may do say `model.policies`; this one may do everything."""
         self.region = region
         self.latency_seconds = 0.0
         self.bytes_per_second: float | None = None
@@ -241,7 +243,7 @@ class _Exchange:
 
     def _request(self) -> OriginRequest:
         self._check_framing()
-        verify(
+        key_id = verify(
             self._method,
             self._scope["raw_path"],
             self._scope["query_string"],
@@ -253,7 +255,8 @@ class _Exchange:
         bucket, key = split_path(self._scope["raw_path"], None)
         query = parse_query(self._scope["query_string"])
         body = self._body()
-        return OriginRequest(self._method, bucket, key, query, self._headers, body)
+        own = KeyPair(key_id, "") if key_id != ACCESS_KEY_ID else None
+        return OriginRequest(self._method, bucket, key, query, self._headers, body, signed_by=own)
 
     def _check_framing(self) -> None:
         length, chunked = self._headers.get("content-length"), "transfer-encoding" in self._headers

@@ -29,8 +29,8 @@ def verify(
     secrets: Mapping[str, Credentials],
     region: str,
     now: float,
-) -> None:
-    """Raise the S3Error that S3 would answer with; return when the signature is right."""
+) -> str:
+    """The access key id of a signature that is right; raises the S3Error that S3 would answer with."""
     values = _joined(headers)
     key_id, scope_region, signed_names, signature = _authorization(values.get("authorization"))
     credentials = secrets.get(key_id)
@@ -45,6 +45,7 @@ def verify(
     expected = _signature(method, raw_path, raw_query, values, signed_names, credentials, region)
     if not hmac.compare_digest(expected, signature):
         raise s3_error("SignatureDoesNotMatch", AWSAccessKeyId=key_id, SignatureProvided=signature)
+    return key_id
 
 
 def empty_payload_hash() -> str:

@@ -253,7 +253,8 @@ class S3Connection(HttpToolsProtocol):
             self.transport.close()  # nothing will come that would have to be thrown away
             return
         self._discard_from_now_on()
-        self._deadline = self.now() + self.limits.linger_seconds
+        self.waits_since = self.now()
+        self._deadline = self.waits_since + self.limits.linger_seconds
         try:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -276,6 +277,11 @@ class S3Connection(HttpToolsProtocol):
     def waits_for_request(self) -> bool:
         """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
         return self._input is Input.HEAD
+
+    @property
+    def lingers(self) -> bool:
+        """Whether everything is said, and what still arrives is thrown away."""
+        return self._input is Input.NOTHING and self.cycle is None
 
     def make_room(self) -> bool:
         """Give way to a new connection; False when a request is just coming."""

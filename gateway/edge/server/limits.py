@@ -43,7 +43,8 @@ class ServerLimits:
     refusal_timeout_seconds: float = 5.0
     """How long a client may take over a refusal."""
     max_connections: int = 16_384
-    """Above it connections that wait for a request make room, the longest first; where there are none, 503 SlowDown."""
+    """Above it connections that wait for a request make room, the longest first, then those that linger; else 503
+    SlowDown."""
     refused_connections: int = 64
     """So many more are accepted to be told so. Above that, clients wait in the listener's queue, where another process
     may take them."""

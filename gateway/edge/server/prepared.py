@@ -28,6 +28,7 @@ from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.context import AppContext, Told
+from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
     PreparedAnswer,
     PreparedQuestion,
@@ -40,6 +41,7 @@ from gateway.operations.prepared_reads import (
 )
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Callers
+from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
@@ -89,8 +91,11 @@ _HIT = b"x-forebay-cache: hit\r\n"
 class _Known(NamedTuple):
     """An object as a caller may read it."""
 
+    access_key_id: str
     grant: Grant
     read: PreparedRead | StrictRead
+    right: Right | None
+    """That the origin must have granted; None: the grant is enough."""
 
 
 class Question(NamedTuple):
@@ -182,11 +187,14 @@ class PreparedRequests:
             return None
         if known is not None and known.read.is_pending():
             return None
-        is_new = known is None or known.grant is not key.grant or not known.read.holds()
+        is_of_key = known is not None and known.access_key_id == key.access_key_id and known.grant is key.grant
+        is_new = known is None or not is_of_key or not known.read.holds()
         if known is None or is_new:
             known = self._learned(place, head, values, key)
             if known is None:
                 return None
+        if known.right is not None and not self._services.rights.holds(known.right):
+            return None
         read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
@@ -403,7 +411,15 @@ class PreparedRequests:
         except S3Error:
             return None
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
-        return _Known(key.grant, read) if read is not None else None
+        if read is None:
+            return None
+        return _Known(key.access_key_id, key.grant, read, self._right(request, key))
+
+    def _right(self, request: S3Request, key: Key) -> Right | None:
+        slot = self._services.slots.find(request.bucket or "", request.key or "")
+        if slot.authorization != "origin" or key.pair is None:
+            return None
+        return right_to_read(request, key.access_key_id, self._services.rights)
 
 
 def _is_only_signed(values: HeadValues) -> bool:

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
@@ -164,14 +164,17 @@ class S3Server:
         del self._openings[opening]
 
     def _make_room(self) -> bool:
-        """Have the connections that have waited the longest for a request go, some at once; False: there are none."""
+        """Have the connections that have waited the longest for a request go, some at once, else those that linger;
+        False: there are none."""
         if self._all_at_work:
             return False
-        waiting = [one for one in self._state.connections if cast("S3Protocol", one).waits_for_request]
-        oldest = heapq.nsmallest(
-            1 + len(waiting) // 100, cast("list[S3Protocol]", waiting), key=lambda one: one.waits_since
-        )
-        made = [one.make_room() for one in oldest]
+        connections = cast("Iterable[S3Protocol]", self._state.connections)
+        made = [one.make_room() for one in _oldest(one for one in connections if one.waits_for_request)]
+        if not any(made):
+            lingering = _oldest(one for one in connections if one.lingers)
+            for one in lingering:
+                one.transport.abort()
+            made = [True] * len(lingering)
         if not any(made) and self._tls is not None and self._openings:
             next(iter(self._openings)).cancel()  # its handshake has taken longer than that of any other
             return True
@@ -286,6 +289,12 @@ class S3Server:
         for connection in tuple(self._state.connections):
             cast("S3Protocol", connection).transport.abort()
         await self._state.nothing_open.wait()
+
+
+def _oldest(connections: Iterable[S3Protocol]) -> list[S3Protocol]:
+    """Those of them that have waited the longest: a hundredth, and at least one."""
+    waiting = list(connections)
+    return heapq.nsmallest(1 + len(waiting) // 100, waiting, key=lambda one: one.waits_since)
 
 
 def _uvicorn_config(app: ASGIApp) -> Config:

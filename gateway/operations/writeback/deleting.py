@@ -107,4 +107,4 @@ async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: Ob
     try:
         return await buffer.write_tombstone(tombstone)
     except InConflict as error:
-        raise conflict(key) from error
+        raise conflict(str(key)) from error

@@ -82,14 +82,19 @@ class FlushWait:
         looks, began = 0, self._clock.monotonic()
         while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
             if first.state is State.CONFLICT:
-                raise conflict(key)
+                raise conflict(self._name(key))
             if self._clock.monotonic() >= self._deadline:
-                raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
+                raise s3_error("ServiceUnavailable", f"{self._name(key)} is not at the origin yet: try again.")
             if looks == _PATIENT_LOOKS:
                 with suppress(BufferUnavailable):  # it comes in its turn, then
                     await self._buffer.prioritise(key)
             looks += 1
             await until_next_look(self._clock, began)
+
+    def _name(self, key: ObjectKey) -> str:
+        """Of a key that the caller may not touch, and whose turn comes before (for_turn), not even its name is told."""
+        is_covered = self._context.grant.covers(key.bucket, key.key)
+        return str(key) if is_covered else "A key that comes before, and is not among yours,"
 
 
 async def until_next_look(clock: Clock, began: float) -> None:
@@ -98,10 +103,10 @@ async def until_next_look(clock: Clock, began: float) -> None:
         await clock.sleep(min(max(LOOK_SECONDS, (clock.monotonic() - began) / 10), LOOK_SECONDS_MAX))
 
 
-def conflict(key: ObjectKey) -> S3Error:
+def conflict(name: str) -> S3Error:
     """409: somebody must decide first."""
     return s3_error(
         "OperationAborted",
-        f"{key} was changed at the origin while a write of this node was on its way: somebody must decide which is to "
+        f"{name} was changed at the origin while a write of this node was on its way: somebody must decide which is to "
         "stay, before the origin can answer for it.",
     )

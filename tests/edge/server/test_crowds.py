@@ -42,6 +42,35 @@ def test_the_connection_that_has_idled_the_longest_makes_room() -> None:
     asyncio.run(scenario())
 
 
+REFUSED = {
+    "a body that does not come": b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\nbeginning",
+    "a 100 that is waited for": b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+    "chunks": b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+    "a bad chunk": b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "no head at all": b"\0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("raw", REFUSED.values(), ids=list(REFUSED))
+def test_who_was_refused_keeps_nobody_out(raw: bytes) -> None:
+    """What a stranger still sends behind a refusal is thrown away for a while, and only where there is room for him."""
+
+    async def scenario() -> None:
+        async with serving(unread, limits=ServerLimits(max_connections=3), clock=ManualClock()) as port:
+            for _ in range(4):
+                strangers = [await port.connect() for _ in range(3)]
+                for wire in strangers:
+                    await wire.say(raw)
+                    await wire.reader.readuntil(b"\r\n\r\n")
+                one = await port.connect()
+                assert await answered(one) == 200
+                for wire in (*strangers, one):
+                    wire.abort()
+                await port.connections(0)
+
+    asyncio.run(scenario())
+
+
 def test_where_all_are_at_work_a_new_one_is_told_to_slow_down() -> None:
     """503 SlowDown, which SDKs try again; the ones behind it wait in the queue, and are served when there is room."""
 

@@ -34,7 +34,6 @@ from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
 from gateway.blocks.reading.sources import UnreadSpan
-from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
@@ -54,6 +53,7 @@ from gateway.s3.signature_v4 import sign_headers
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
+from tests.support.set_clock import SetClock
 from tests.support.snapshots import freeze
 
 STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))
@@ -77,18 +77,6 @@ _CACHE = re.compile(rb"\r\nx-forebay-cache: [^\r]*")
 _OF_THE_MOMENT = re.compile(rb"(x-forebay-cache|x-forebay-origin-request-id): [^\r]*\r\n")
 _LENGTH = re.compile(rb"content-length: [^\r]*\r\n")
 _ERROR_IDS = re.compile(rb"<(RequestId|HostId|ServerTime)>[^<]*<")
-
-
-class SetClock(SystemClock):
-    """That can be set ahead."""
-
-    ahead_seconds = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead_seconds
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_seconds
 
 
 class ChangingKeyring:

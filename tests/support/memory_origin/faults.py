@@ -15,7 +15,10 @@ from gateway.s3.requests import Operation
 
 @dataclass(slots=True)
 class Call:
-    """One request that arrived. `number` counts from 1; `status` is None while there is no answer."""
+    """One request that arrived. `number` counts from 1; `status` is None while there is no answer.
+
+    `signed_by` is the access key id of a caller in whose own name it came; None: in the gateway's.
+    """
 
     number: int
     operation: Operation
@@ -26,6 +29,7 @@ class Call:
     headers: Mapping[str, str]
     purpose: Purpose
     status: int | None = None
+    signed_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

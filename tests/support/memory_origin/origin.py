@@ -38,6 +38,9 @@ from tests.support.memory_origin.settings import bucket_setting, setting_of
 from tests.support.memory_origin.store import Bucket, StoredObject
 
 _TAKES_BODY = frozenset({"PUT", "POST"})
+Policy = Callable[[OriginRequest], S3Error | None]
+"""Why a request is refused; None: it is not."""
+
 _BodyHandler = Callable[[OriginRequest, Bucket, ReceivedBody], MemoryResponse]
 
 
@@ -50,6 +53,8 @@ class MemoryOrigin:
         self.buckets: dict[str, Bucket] = {}
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
+        self.policies: dict[str, Policy] | None = None
+        """What callers may do, by access key id, to requests in their own name; None: everything."""
         self._clock = clock
         self._numbers = count(1)
         self._upload_orders = count(1)
@@ -89,7 +94,7 @@ class MemoryOrigin:
     async def send(self, request: OriginRequest) -> MemoryResponse:
         call = self._record(request)
         effects = [fault.effect for fault in self.faults if fault.takes(call)]
-        response = await self._before(effects) or await self._answer(request)
+        response = await self._before(effects) or self._denied(request) or await self._answer(request)
         response = self._after(effects, response)
         response = self._finish(request, response)
         call.status = response.status
@@ -112,9 +117,18 @@ class MemoryOrigin:
             request.query,
             dict(request.headers),
             request.purpose,
+            signed_by=request.signed_by.access_key_id if request.signed_by is not None else None,
         )
         self.calls.append(call)
         return call
+
+    def _denied(self, request: OriginRequest) -> MemoryResponse | None:
+        """What the policies say of who has signed it."""
+        if request.signed_by is None or self.policies is None:
+            return None
+        policy = self.policies.get(request.signed_by.access_key_id)
+        refusal = s3_error("InvalidAccessKeyId") if policy is None else policy(request)
+        return self._error(refusal, request) if refusal is not None else None
 
     async def _before(self, effects: list[Effect]) -> MemoryResponse | None:
         for effect in effects:

@@ -1,0 +1,409 @@
+"""Slots with `authorization = "origin"`: what a caller may do there, the origin says, asked in the caller's own name.
+
+    reads and listings   a question without a body, signed with the caller's key pair; then they are answered as ever
+    everything else      is itself sent in the caller's own name: there is no harmless question
+
+A yes is remembered for `authorization_ttl` for exactly what was asked: this access key, and one object, or one listing
+(prefix, delimiter, max-keys). Policies may go by any of these, by tags of an object, and by the key that encrypts it:
+nothing is concluded from one key for another. HEAD needs the right to read an object; where the object is encrypted
+with a KMS key, its first byte is asked for, too, as HEAD does not need the right to decrypt.
+
+What the origin does not grant is answered in its own words. A refusal of a listing is remembered for a second, one of
+an object is not: S3 says "denied" of what is not there to those who may not list, and what is not there may come.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.counting import AuthorizationMetrics
+from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
+from gateway.objects import ObjectKey
+from gateway.operations.context import Answer, RequestContext, Response, Told
+from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
+from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.origin.client import OriginRequest
+from gateway.origin.signing import KeyPair
+from gateway.policy.remembered_rights import RememberedRights, Right, RightTo
+from gateway.policy.slots import Slot
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import KEY_SIZE_BYTES_MAX, CopySource, Operation, S3Request, parse_copy_source
+from gateway.s3.xml import error_code_of
+
+FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
+"""Second objects in other dialects of S3 (x-goog-copy-source, x-oss-copy-source, x-copy-from, …)."""
+
+_READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
+_LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
+_FORM = "multipart/form-data"
+
+_ANSWER_BYTES_MAX = 64 * 1024
+_LAST_CHARACTER = "\U0010ffff"
+
+_LATER = {"Retry-After": "1"}
+
+_metrics = AuthorizationMetrics()
+
+
+def judged(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
+    """What `perform` answers, where the origin lets the caller; it is asked where that is not remembered.
+
+    Raises, or the answer raises: S3Error AccessDenied for who has no key; OriginAnswered with the origin's refusal;
+    OriginUnreachable, or S3Error ServiceUnavailable, where the origin does not say.
+    """
+    sources, is_judged = _sources(context), _is_judged(context)
+    context.signed_by, context.may_read = None, False
+    if not sources and not is_judged:
+        return perform(context)
+    pair = _pair(context)
+    if pair is None:
+        return perform(context)
+    questions: list[_Question] = [_Read(context, pair, key, version, None) for key, version in sources]
+    if is_judged:
+        context.signed_by = pair
+        operation = context.request.operation
+        if operation in _READS:
+            if _is_forwarded(context):
+                return perform(context)
+            questions.append(_Read(context, pair, context.object_key, None, operation))
+        elif operation in _LISTINGS:
+            questions.append(_Listing(context, pair))
+    open_ones = [question for question in questions if not question.is_remembered()]
+    if open_ones:
+        return _asked(context, open_ones, perform)
+    context.may_read = True
+    return perform(context)
+
+
+async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> None:
+    """Have a DeleteObjects go in the caller's own name, where the origin is to judge any of its keys.
+
+    What is pending under these goes to the origin first. Raises as `judged`.
+    """
+    services, bucket = context.services, context.request.bucket or ""
+    if not services.slots.any_by_origin:
+        return
+    own = [ObjectKey(bucket, key) for key in keys if _is_by_origin(services.slots.find(bucket, key))]
+    if not own:
+        return
+    context.signed_by = _pair(context)
+    if context.signed_by is not None and services.writeback is not None:
+        await FlushWait(context, services.writeback).for_keys(own)
+
+
+def right_to_read(request: S3Request, access_key_id: str, rights: RememberedRights) -> Right:
+    """The right that a plain GET or HEAD needs."""
+    is_of_bytes = request.operation is Operation.GET_OBJECT or CHECKSUM_MODE in judged_by_the_origin(request)
+    return rights.right(access_key_id, "bytes" if is_of_bytes else "metadata", request.bucket, request.key)
+
+
+# What is to be judged
+
+
+def _is_by_origin(slot: Slot) -> bool:
+    return slot.authorization == "origin"
+
+
+def _is_judged(context: RequestContext) -> bool:
+    """Whether the request is about a slot of whose callers the origin is the judge, or may be.
+
+    What names no key, or one in its body, is so where any part of the bucket is.
+    """
+    request, slots = context.request, context.services.slots
+    if request.operation is Operation.DELETE_OBJECTS:
+        return False  # by its keys (judge_deletions)
+    if _names_anything(request):
+        return True
+    if request.key is not None and not _is_form(request):
+        return _is_by_origin(context.slot)
+    prefix = (request.parameter("prefix") or "") if request.operation in _LISTINGS else ""
+    return any(_is_by_origin(slot) for slot in slots.under(request.bucket or "", prefix))
+
+
+def _names_anything(request: S3Request) -> bool:
+    """Whether a header names another object in a way that is not read here."""
+    if "x-amz-rename-source" in request.headers or _copied(request) is None:
+        return True
+    return any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers)
+
+
+def _is_form(request: S3Request) -> bool:
+    return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
+
+
+def _sources(context: RequestContext) -> list[tuple[ObjectKey, str | None]]:
+    """What a copy reads of slots of whose callers the origin is the judge. Servers disagree on what `+` stands for."""
+    slots = context.services.slots
+    return [(one.key, one.version_id) for one in _copied(context.request) or () if _is_by_origin(slots.find(*one.key))]
+
+
+def _copied(request: S3Request) -> set[CopySource] | None:
+    """None: the request has a copy source that cannot be read here."""
+    text = request.headers.get("x-amz-copy-source")
+    if text is None:
+        return set()
+    try:
+        return {parse_copy_source(one) for one in {text, text.replace("+", "%2B")}}
+    except S3Error:
+        return None
+
+
+def _pair(context: RequestContext) -> KeyPair | None:
+    """The caller's own pair; None: the gateway's, of whose rights there is nothing to be asked."""
+    if context.anonymous:
+        raise s3_error(
+            "AccessDenied", "Access Denied. Here the origin says what a caller may do: requests must be signed."
+        )
+    return context.pair
+
+
+def _is_forwarded(context: RequestContext) -> bool:
+    """Whether a read is itself sent to the origin in the caller's own name: a question would ask the same."""
+    if context.slot.consistency == "snapshot" or _is_pending(context, context.object_key):
+        return False
+    return CurrentVersions(context).must_forward()
+
+
+def _is_pending(context: RequestContext, key: ObjectKey) -> bool:
+    buffer = context.services.writeback
+    return buffer is not None and buffer.may_be_pending(key) and buffer.pending(key) is not None
+
+
+# Asking
+
+
+class _Question(Protocol):
+    def is_remembered(self) -> bool:
+        """Whether the origin has granted it. Raises OriginAnswered where it has refused it just now."""
+
+    async def ask(self) -> None:
+        """Return when the origin grants it; raises as `judged`."""
+
+
+async def _asked(
+    context: RequestContext, questions: Sequence[_Question], perform: Callable[[RequestContext], Answer]
+) -> Response:
+    for question in questions:
+        await question.ask()
+    context.may_read = True
+    answer = perform(context)
+    return answer if isinstance(answer, Response) else await answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When a question was asked, and under which settings."""
+
+    at_seconds: float
+    generation: int
+
+
+def _now(context: RequestContext) -> _Asked:
+    services = context.services
+    return _Asked(services.clock.monotonic(), services.rights.generation)
+
+
+def _not_said(slot: Slot) -> Exception:
+    _metrics.asked(slot.name, "failed")
+    return s3_error(
+        "ServiceUnavailable",
+        "The origin does not say whether the caller may do this. Please try again.",
+        headers=_LATER,
+    )
+
+
+class _Read:
+    """Whether the caller may read an object. `operation` None: as the source of a copy."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        pair: KeyPair,
+        key: ObjectKey,
+        version_id: str | None,
+        operation: Operation | None,
+    ) -> None:
+        self._context = context
+        self._pair = pair
+        self._key = key
+        self._version_id = version_id
+        self._slot = context.services.slots.find(*key)
+        self._headers: Mapping[str, str] = {} if operation is None else judged_by_the_origin(context.request)
+        self._is_own = operation is not None
+        self._is_of_bytes = operation is not Operation.HEAD_OBJECT or CHECKSUM_MODE in self._headers
+
+    def is_remembered(self) -> bool:
+        if self._version_id is not None or not self._context.services.rights.holds(self._right(self._kind)):
+            return False
+        _metrics.asked(self._slot.name, "remembered")
+        return True
+
+    async def ask(self) -> None:
+        context, asked = self._context, _now(self._context)
+        if _is_pending(context, self._key) and context.services.writeback is not None:
+            await FlushWait(context, context.services.writeback).for_keys([self._key])  # else it says "not there"
+            asked = _now(context)
+        began = time.perf_counter()
+        try:
+            head = await self._head()
+            if head is None or (self._is_of_bytes and _needs_a_key(head)):
+                await self._ask_for_a_byte()
+        except OriginUnreachable:
+            _metrics.asked(self._slot.name, "failed")
+            raise
+        except OriginAnswered as answer:
+            context.services.rights.revoke(self._right("bytes"))
+            context.services.rights.revoke(self._right("metadata"))
+            _metrics.asked(self._slot.name, "denied" if answer.status == 403 else "other")
+            raise
+        _metrics.asked(self._slot.name, "allowed")
+        self._remember(head, asked)
+        if head is not None and self._is_own and self._may_be_told():
+            context.told = Told(head, began)
+
+    @property
+    def _kind(self) -> RightTo:
+        return "bytes" if self._is_of_bytes else "metadata"
+
+    def _right(self, kind: RightTo) -> Right:
+        return self._context.services.rights.right(self._pair.access_key_id, kind, *self._key)
+
+    def _remember(self, head: ObjectHead | None, asked: _Asked) -> None:
+        """Who pays, and whose bucket it must be, is for the origin to judge, each time."""
+        if self._version_id is not None or not is_plainly_asked(self._headers):
+            return
+        rights, until = self._context.services.rights, asked.at_seconds + self._slot.authorization_ttl_seconds
+        kinds: set[RightTo] = {"metadata"}
+        if self._is_of_bytes or (head is not None and not _needs_a_key(head)):
+            kinds.add("bytes")
+        for kind in kinds:
+            rights.grant(self._right(kind), until, asked.generation)
+
+    def _may_be_told(self) -> bool:
+        """Whether what the origin says of the object answers the request, too: once is enough."""
+        return self._slot.consistency == "strict" and self._context.request.parameter("partNumber") is None
+
+    async def _head(self) -> ObjectHead | None:
+        """None: what HEAD has answered says nothing yet."""
+        if self._version_id is not None:
+            return None
+        catalog = self._context.services.catalog
+        try:
+            return await catalog.ask(self._key, self._slot, headers=self._headers, signed_by=self._pair)
+        except OriginAnswered as answer:
+            if answer.status >= 500:
+                raise _not_said(self._slot) from answer
+            return None  # it has no document
+        except OriginBodyError:
+            return None
+
+    async def _ask_for_a_byte(self) -> None:
+        """OriginAnswered with the origin's document where it refuses that."""
+        calls = self._context.services.catalog.joined_calls
+        headers = frozenset(item for item in self._headers.items() if item[0] != CHECKSUM_MODE)
+        question = "first byte", self._key, self._version_id, headers, self._pair
+        await calls.ask(question, lambda: self._get(dict(headers)))
+
+    async def _get(self, headers: Mapping[str, str]) -> None:
+        query = (("versionId", self._version_id),) if self._version_id is not None else ()
+        onward = {**headers, "range": "bytes=0-0", "accept-encoding": "identity"}
+        request = OriginRequest(
+            "GET", self._key.bucket, self._key.key, query, onward, slot=self._slot.name, signed_by=self._pair
+        )
+        async with await self._context.services.origin.send(request) as response:
+            if response.status == 206:
+                await response.read(_ANSWER_BYTES_MAX)
+            if response.status in (200, 206, 416):  # of nothing there is no first byte
+                return
+            if response.status >= 500:
+                raise _not_said(self._slot)
+            document = await response.read(_ANSWER_BYTES_MAX)
+            if error_code_of(document) == "InvalidObjectState":
+                return  # it is archived, which is said to those who may read it
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+
+
+def _needs_a_key(head: ObjectHead) -> bool:
+    """Whether the bytes may be encrypted with a key that has rights of its own."""
+    return head.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+
+
+class _Listing:
+    """Whether the caller may list what the request lists: asked in its words, from behind the end on."""
+
+    def __init__(self, context: RequestContext, pair: KeyPair) -> None:
+        self._context = context
+        self._pair = pair
+        self._headers = judged_by_the_origin(context.request)
+        request = context.request
+        of_uploads = request.operation is Operation.LIST_MULTIPART_UPLOADS
+        limit, begin = ("max-uploads", "key-marker") if of_uploads else ("max-keys", "start-after")
+        said = [(name, value) for name, value in request.query if name in ("prefix", "delimiter", limit)]
+        right_to: RightTo = "uploads" if of_uploads else "listing"
+        scope = [part for pair in sorted(said, key=lambda one: one[0]) for part in pair]
+        self._right = context.services.rights.right(pair.access_key_id, right_to, request.bucket, *scope)
+        end = (request.parameter("prefix") or "") + _LAST_CHARACTER
+        self._query: list[tuple[str, str | None]] = [("uploads", None) if of_uploads else ("list-type", "2"), *said]
+        if len(end.encode()) <= KEY_SIZE_BYTES_MAX:
+            self._query.append((begin, end))
+
+    def is_remembered(self) -> bool:
+        rights, slot = self._context.services.rights, self._context.slot
+        refusal = rights.refusal(self._right)
+        if refusal is not None:
+            _metrics.asked(slot.name, "remembered")
+            raise refusal
+        if not rights.holds(self._right):
+            return False
+        _metrics.asked(slot.name, "remembered")
+        return True
+
+    async def ask(self) -> None:
+        context, slot, asked = self._context, self._context.slot, _now(self._context)
+        question = self._right, frozenset(self._headers.items()), self._pair
+        rights, is_plain = context.services.rights, is_plainly_asked(self._headers)
+        try:
+            await context.services.catalog.joined_calls.ask(question, self._send)
+        except OriginUnreachable:
+            _metrics.asked(slot.name, "failed")
+            raise
+        except OriginAnswered as answer:
+            _metrics.asked(slot.name, "denied" if answer.status == 403 else "other")
+            if answer.status == 403 and is_plain:
+                rights.refuse(self._right, answer, asked.generation)
+            else:
+                rights.revoke(self._right)
+            raise
+        _metrics.asked(slot.name, "allowed")
+        if is_plain:
+            rights.grant(self._right, asked.at_seconds + _least_ttl_seconds(context), asked.generation)
+
+    async def _send(self) -> None:
+        context = self._context
+        request = OriginRequest(
+            "GET",
+            context.request.bucket,
+            None,
+            self._query,
+            self._headers,
+            slot=context.slot.name,
+            signed_by=self._pair,
+        )
+        async with await context.services.origin.send(request) as response:
+            if response.status == 200:
+                return
+            if response.status >= 500:
+                raise _not_said(context.slot)
+            document = await response.read(_ANSWER_BYTES_MAX)
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+
+
+def _least_ttl_seconds(context: RequestContext) -> float:
+    request = context.request
+    slots = context.services.slots.under(request.bucket or "", request.parameter("prefix") or "")
+    return min((slot.authorization_ttl_seconds for slot in slots if _is_by_origin(slot)), default=0.0)
