@@ -1,0 +1,168 @@
+"""What slots move over a gateway's link: bytes by slot over time, and readers that want all they can get."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway import metric_kinds, metrics
+from gateway.clock import SystemClock
+from gateway.config.loading import load_settings
+from gateway.metering import bandwidth_of
+from gateway.origin.client import Direction
+from gateway.serve.shared_directory import in_memory_directory
+from loadtests.harness.content import Family, load_object
+from loadtests.harness.gateway import Gateway
+from loadtests.harness.stream import stream_seconds
+
+LOOK_SECONDS = 0.1
+WINDOW_SECONDS = 5.0
+
+Bytes = Counter[str]
+"""By slot."""
+
+Look = Callable[[], Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What had been moved until then."""
+
+    at: float
+    moved: Bytes
+
+
+def counted(of: Gateway, direction: Direction) -> Bytes:
+    """What all processes have counted. Of bodies that are read that is what has arrived, and not all has passed yet."""
+    [found] = metric_kinds.by_labels(in_memory_directory(of.process.directory), _LABELS, metrics.ORIGIN_BYTES)
+    moved = Bytes()
+    for (way, slot), count in found.items():
+        if way == direction:
+            moved[slot] += int(count)
+    return moved
+
+
+_LABELS = ("direction", "slot")
+
+
+def passed(of: Gateway, direction: Direction) -> Look:
+    """What has passed the link while somebody waited for it, as the memory says that the gateway's processes share.
+
+    It tells what the shares are exactly: what has arrived waits before the link in pieces, several per reader.
+    """
+    settings = load_settings(of.process.config_file, {}).settings
+    bandwidth = bandwidth_of(settings, SystemClock(), shared=_memory_of(of.process.pid))
+    assert bandwidth is not None, "the gateway has no ceilings"
+    shares, numbers = bandwidth._links[direction].shares, dict(bandwidth._slots)
+
+    def look() -> Bytes:
+        return Bytes({slot: sum(shares._cells_of(number)[0]) for slot, number in numbers.items()})
+
+    return look
+
+
+def _memory_of(supervisor: int) -> Path:
+    """Where the memory can be opened. A gateway that limits callers has another one of the same name."""
+    for entry in Path(f"/proc/{supervisor}/fd").iterdir():
+        if "forebay-bandwidth" in os.readlink(entry):
+            return entry
+    raise LookupError(f"process {supervisor} shares no memory of bandwidth")
+
+
+class Watch:
+    """`with Watch({"read": look, ...}) as watch:` looks ten times a second, on a thread, until it is left."""
+
+    def __init__(self, looks: Mapping[str, Look]) -> None:
+        self._looks = looks
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._failure: BaseException | None = None
+        self.samples: dict[str, list[Sample]] = {name: [] for name in looks}
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(LOOK_SECONDS):
+                for name, look in self._looks.items():
+                    # Looking takes a while on a busy machine: the middle of it is the time that it tells of.
+                    began = time.monotonic()
+                    moved = look()
+                    self.samples[name].append(Sample((began + time.monotonic()) / 2, moved))
+        except BaseException as error:
+            self._failure = error
+
+
+def watched(looks: Mapping[str, Look], seconds: float) -> dict[str, list[Sample]]:
+    """The samples of so many seconds."""
+    with Watch(looks) as watch:
+        time.sleep(seconds)
+    return watch.samples
+
+
+def rates(samples: Sequence[Sample], window_seconds: float = WINDOW_SECONDS) -> list[dict[str, float]]:
+    """Bytes per second by slot, in every span of that length."""
+    found = []
+    for number, one in enumerate(samples):
+        behind = next((later for later in samples[number:] if later.at >= one.at + window_seconds), None)
+        if behind is not None:
+            found.append(rate(one, behind))
+    return found
+
+
+def rate(one: Sample, later: Sample) -> dict[str, float]:
+    """Bytes per second by slot between them."""
+    return {slot: (later.moved[slot] - one.moved[slot]) / (later.at - one.at) for slot in later.moved}
+
+
+def farthest(shares: Sequence[float]) -> float:
+    """The one farthest from 1."""
+    return max(shares, key=lambda share: abs(share - 1))
+
+
+def between(samples: Sequence[Sample], begin: float, end: float) -> list[Sample]:
+    """Those of that time."""
+    return [one for one in samples if begin <= one.at <= end]
+
+
+@contextmanager
+def reading(of: Gateway, objects: Sequence[Family], readers: int, *, first: int = 0) -> Iterator[None]:
+    """So many readers of each family, as long as the context lasts; each reads what nobody has read, from the object
+    with the number `first` on."""
+    ended, failures = threading.Event(), list[BaseException]()
+
+    def read(family: Family, numbers: Iterator[int]) -> None:
+        try:
+            while not ended.is_set():
+                stream_seconds(of.address, load_object(family.path(next(numbers)), family.size_bytes))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = []
+    for family in objects:
+        numbers = iter(range(first, family.count))
+        threads += [threading.Thread(target=read, args=(family, numbers)) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
