@@ -33,7 +33,7 @@ from loadtests.harness.comparison import in_turns
 from loadtests.harness.content import BUCKET, Family, load_object
 from loadtests.harness.gateway import Gateway, gateway
 from loadtests.harness.intervals import mean_of, ratio_of
-from loadtests.harness.link import WINDOW_SECONDS, Look, counted, farthest, passed, rates, reading, watched
+from loadtests.harness.link import WINDOW_SECONDS, Look, Readers, at_work, counted, farthest, passed, rates, watched
 from loadtests.harness.origin import LoadOrigin
 from loadtests.harness.reader import in_parallel, reader
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
@@ -107,7 +107,7 @@ def _contended(part: Part) -> dict[str, list[dict[str, float]]]:
         _save(writes, part, {name: weight * _PARTS_OF_A_WEIGHT for name, weight in _WEIGHTS.items()})
         sink.pace(0)
         progress("reading and flushing")
-        with reading(reads, _FAMILIES, _READERS):
+        with at_work(*(Readers(reads, family, _READERS) for family in _FAMILIES)):
             time.sleep(_SETTLING_SECONDS)
             looks: dict[str, Look] = {
                 "read": partial(counted, reads, "read"),
@@ -135,7 +135,7 @@ def _reader_gateway(cache: Mapping[str, object]) -> Iterator[Gateway]:
 
 def _reading_ahead() -> dict[str, list[dict[str, float]]]:
     """The same of reads with the usual readahead: as counted, and as passed."""
-    with _reader_gateway({}) as reads, reading(reads, _FAMILIES, _READERS):
+    with _reader_gateway({}) as reads, at_work(*(Readers(reads, one, _READERS) for one in _FAMILIES)):
         time.sleep(_SETTLING_SECONDS)
         looks: dict[str, Look] = {"passed": passed(reads, "read"), "counted": partial(counted, reads, "read")}
         samples = watched(looks, WINDOW_SECONDS + 1)

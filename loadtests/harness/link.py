@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,11 @@ def rate(one: Sample, later: Sample) -> dict[str, float]:
     return {slot: (later.moved[slot] - one.moved[slot]) / (later.at - one.at) for slot in later.moved}
 
 
+def least_used(samples: Sequence[Sample], slots: Iterable[str], link: float) -> float:
+    """The least part of a link that they have had together in any span of a second."""
+    return min(sum(one[slot] for slot in slots) for one in rates(samples, 1.0)) / link
+
+
 def farthest(shares: Sequence[float]) -> float:
     """The one farthest from 1."""
     return max(shares, key=lambda share: abs(share - 1))
@@ -139,30 +144,47 @@ def between(samples: Sequence[Sample], begin: float, end: float) -> list[Sample]
     return [one for one in samples if begin <= one.at <= end]
 
 
-@contextmanager
-def reading(of: Gateway, objects: Sequence[Family], readers: int, *, first: int = 0) -> Iterator[None]:
-    """So many readers of each family, as long as the context lasts; each reads what nobody has read, from the object
-    with the number `first` on."""
-    ended, failures = threading.Event(), list[BaseException]()
+class Readers:
+    """So many readers of a family of objects, each of which reads what nobody has read; they may pause and go on."""
 
-    def read(family: Family, numbers: Iterator[int]) -> None:
-        try:
-            while not ended.is_set():
-                stream_seconds(of.address, load_object(family.path(next(numbers)), family.size_bytes))
-        except BaseException as error:
-            failures.append(error)
+    def __init__(self, of: Gateway, family: Family, count: int) -> None:
+        self._of = of
+        self._family = family
+        self._count = count
+        self._numbers = iter(range(family.count))
 
-    threads = []
-    for family in objects:
-        numbers = iter(range(first, family.count))
-        threads += [threading.Thread(target=read, args=(family, numbers)) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """As long as the context lasts, and until the objects that they have begun are read."""
+        ended, failures = threading.Event(), list[BaseException]()
+
+        def read() -> None:
+            try:
+                while not ended.is_set():
+                    number = next(self._numbers, None)
+                    if number is None:
+                        raise RuntimeError(f"all objects of {self._family} have been read")
+                    stream_seconds(self._of.address, load_object(self._family.path(number), self._family.size_bytes))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(self._count)]
         for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+
+@contextmanager
+def at_work(*groups: Readers) -> Iterator[None]:
+    """All of them side by side."""
+    with ExitStack() as stack:
+        for group in groups:
+            stack.enter_context(group.at_work())
+        yield
