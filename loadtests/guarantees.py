@@ -7,7 +7,8 @@ is guaranteed 30 MB/s each way, where its weight gives it less than 8. First `c`
 eight readers each; then `c` leaves, comes back, has the link to itself, and has to share it again. A return is judged
 by what the slot lacks, in seconds of its share, five seconds after its readers began. Objects are of a MiB, so that
 whoever leaves is gone at once. In the next part checkpoints are flushed, that of `c` the sooner: when the origin has
-it, the others have the whole link. The link's use is the least of all spans of one second in which anybody wants more.
+it, the others have the whole link. The link's use is what passes it in the worst of all spans of one second, comings
+and goings included.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
+from gateway.origin.client import Direction
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family
@@ -36,6 +38,7 @@ from loadtests.harness.link import (
     counted,
     farthest,
     least_used,
+    passed_by_all,
     rate,
     rates,
 )
@@ -90,7 +93,7 @@ class _Found:
             self.shares[f"{direction}, {slot}"].append(farthest([one[slot] / due for one in spans]))
 
     def note_used(self, what: str, samples: Sequence[Sample]) -> None:
-        self.used[what].append(least_used(samples, _WEIGHTS, _LINK))
+        self.used[what].append(least_used(samples, _LINK))
 
     def note_return(self, slots: Iterable[str], samples: Sequence[Sample], back: float) -> None:
         """Readers of these slots began beside those of the others."""
@@ -122,12 +125,17 @@ def _gateway(origin: ServerProcess, **slot: object) -> AbstractContextManager[Ga
     )
 
 
+def _watch(of: Gateway, direction: Direction) -> Watch:
+    """Of each slot what was counted, and of the link what has passed: of reads, what waits before it is counted."""
+    return Watch({"slots": partial(counted, of, direction), "link": passed_by_all(of, direction)})
+
+
 def _read(found: _Found) -> None:
     families = [Family(f"{name}/", _OBJECTS, _OBJECT_BYTES) for name in _WEIGHTS]
     with LoadOrigin(families) as origin, _gateway(origin, consistency="immutable") as ours:
         *greedy, guaranteed = (Readers(ours, one, _READERS) for one in families)
-        with Watch({"read": partial(counted, ours, "read")}) as watch:
-            samples = watch.samples["read"]
+        with _watch(ours, "read") as watch:
+            samples, link = watch.samples["slots"], watch.samples["link"]
             with at_work(*greedy):
                 progress("reading: all want everything")
                 with at_work(guaranteed):
@@ -139,7 +147,7 @@ def _read(found: _Found) -> None:
                 with at_work(guaranteed):
                     _passed(0, _RETURN_SECONDS)
                     found.note_return(["c"], samples, back)
-                    found.note_used("read, the guaranteed slot leaves and comes back", _since(samples, began))
+                    found.note_used("read, the guaranteed slot leaves and comes back", _since(link, began))
             progress("reading: the guaranteed slot alone, and the others come back")
             with at_work(guaranteed):
                 began = _passed(1.0, _RETURN_SECONDS)
@@ -147,7 +155,7 @@ def _read(found: _Found) -> None:
                 with at_work(*greedy):
                     _passed(0, _RETURN_SECONDS)
                     found.note_return(["a", "b"], samples, back)
-                    found.note_used("read, the others are away and come back", _since(samples, began))
+                    found.note_used("read, the others are away and come back", _since(link, began))
 
 
 def _flush(found: _Found, part: Part) -> None:
@@ -161,14 +169,14 @@ def _flush(found: _Found, part: Part) -> None:
             saver.close()
         sink.pace(0)
         progress("flushing: all want everything, then the guaranteed slot has nothing left")
-        with Watch({"write": partial(counted, ours, "write")}) as watch:
-            samples = watch.samples["write"]
+        with _watch(ours, "write") as watch:
+            samples, link = watch.samples["slots"], watch.samples["link"]
             began = _passed(_SETTLING_SECONDS, WINDOW_SECONDS + 0.5)
             found.note_shares("flush", between(samples, began, time.monotonic()))
             ends = sum(_PARTS.values()) * _PART_BYTES
             while sum(samples[-1].moved.values()) < ends - _LINK * _SPARED_SECONDS:
                 time.sleep(LOOK_SECONDS)
-            found.note_used("flush, until little is left", _since(samples, began))
+            found.note_used("flush, until little is left", _since(link, began))
         sink.until_it_has(1 + len(_WEIGHTS), _FLUSHED_SECONDS_MAX)
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from gateway.clock import SystemClock
 from gateway.config.loading import load_settings
 from gateway.metering import bandwidth_of
 from gateway.origin.client import Direction
+from gateway.policy.bandwidth import Bandwidth
 from gateway.serve.shared_directory import in_memory_directory
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import Gateway
@@ -54,17 +55,37 @@ _LABELS = ("direction", "slot")
 def passed(of: Gateway, direction: Direction) -> Look:
     """What has passed the link while somebody waited for it, as the memory says that the gateway's processes share.
 
-    It tells what the shares are exactly: what has arrived waits before the link in pieces, several per reader.
+    It tells what shares by weight are exactly: what has arrived waits before the link in pieces, several per reader.
+    What a slot passes by its guarantee is not all in it, for that is not held against it for ever.
     """
-    settings = load_settings(of.process.config_file, {}).settings
-    bandwidth = bandwidth_of(settings, SystemClock(), shared=_memory_of(of.process.pid))
-    assert bandwidth is not None, "the gateway has no ceilings"
+    bandwidth = _bandwidth_of(of)
     shares, numbers = bandwidth._links[direction].shares, dict(bandwidth._slots)
 
     def look() -> Bytes:
         return Bytes({slot: sum(shares._cells_of(number)[0]) for slot, number in numbers.items()})
 
     return look
+
+
+ALL = "all slots"
+
+
+def passed_by_all(of: Gateway, direction: Direction) -> Look:
+    """What has passed the link, of `ALL`."""
+    link = _bandwidth_of(of)._links[direction].shares.link
+    assert link is not None, "the link has no ceiling"
+
+    def look() -> Bytes:
+        return Bytes({ALL: link.taken_bytes()})
+
+    return look
+
+
+def _bandwidth_of(of: Gateway) -> Bandwidth:
+    settings = load_settings(of.process.config_file, {}).settings
+    bandwidth = bandwidth_of(settings, SystemClock(), shared=_memory_of(of.process.pid))
+    assert bandwidth is not None, "the gateway has no ceilings"
+    return bandwidth
 
 
 def _memory_of(supervisor: int) -> Path:
@@ -129,9 +150,9 @@ def rate(one: Sample, later: Sample) -> dict[str, float]:
     return {slot: (later.moved[slot] - one.moved[slot]) / (later.at - one.at) for slot in later.moved}
 
 
-def least_used(samples: Sequence[Sample], slots: Iterable[str], link: float) -> float:
-    """The least part of a link that they have had together in any span of a second."""
-    return min(sum(one[slot] for slot in slots) for one in rates(samples, 1.0)) / link
+def least_used(samples: Sequence[Sample], link: float) -> float:
+    """The least part of a link that all have had together in any span of a second."""
+    return min(sum(one.values()) for one in rates(samples, 1.0)) / link
 
 
 def farthest(shares: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ import pytest
 from loadtests.harness.content import Family
 from loadtests.harness.gateway import gateway
 from loadtests.harness.link import (
+    ALL,
     Readers,
     Sample,
     Watch,
@@ -20,6 +21,7 @@ from loadtests.harness.link import (
     farthest,
     least_used,
     passed,
+    passed_by_all,
     rates,
 )
 from loadtests.harness.origin import LoadOrigin
@@ -46,8 +48,8 @@ def test_the_worst_second_counts() -> None:
     """Of all slots together; of shares the one farthest from what is due, above or below."""
     samples = samples_of(a=600, b=300)
     samples[10:] = [Sample(one.at, one.moved - Counter({"a": 300})) for one in samples[10:]]
-    assert least_used(samples, "ab", 1000) == pytest.approx(0.6)
-    assert least_used(between(samples, 106, 109), "ab", 1000) == pytest.approx(0.9)
+    assert least_used(samples, 1000) == pytest.approx(0.6)
+    assert least_used(between(samples, 106, 109), 1000) == pytest.approx(0.9)
     assert farthest([1.02, 0.97, 1.01]) == 0.97
 
 
@@ -66,8 +68,9 @@ def test_what_a_gateway_moves_is_counted_and_what_passes_is_seen_in_its_memory()
     families = [Family(f"{name}/", 40, MIB) for name in "ab"]
     with LoadOrigin(families) as origin, gateway(origin, link={"read_bandwidth": "16MiB/s"}, more_slots=slots()) as one:
         readers = [Readers(one, family, 2) for family in families]
-        look = passed(one, "read")
+        look, of_all = passed(one, "read"), passed_by_all(one, "read")
         assert not +look()
+        assert not +of_all()
         with at_work(*readers):
             time.sleep(1.5)
         moved, through = counted(one, "read"), look()
@@ -75,6 +78,7 @@ def test_what_a_gateway_moves_is_counted_and_what_passes_is_seen_in_its_memory()
         assert moved["a"] >= 4 * MIB
         for slot in "ab":
             assert 0 < through[slot] <= moved[slot]
+        assert of_all() == {ALL: moved["a"] + moved["b"]}
         assert not +counted(one, "write")
 
 
