@@ -150,9 +150,9 @@ def rate(one: Sample, later: Sample) -> dict[str, float]:
     return {slot: (later.moved[slot] - one.moved[slot]) / (later.at - one.at) for slot in later.moved}
 
 
-def least_used(samples: Sequence[Sample], link: float) -> float:
-    """The least part of a link that all have had together in any span of a second."""
-    return min(sum(one.values()) for one in rates(samples, 1.0)) / link
+def least_used(samples: Sequence[Sample], link: float, window_seconds: float) -> float:
+    """The least part of a link that all have had together in any span of that length."""
+    return min(sum(one.values()) for one in rates(samples, window_seconds)) / link
 
 
 def farthest(shares: Sequence[float]) -> float:

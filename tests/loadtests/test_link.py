@@ -48,8 +48,8 @@ def test_the_worst_second_counts() -> None:
     """Of all slots together; of shares the one farthest from what is due, above or below."""
     samples = samples_of(a=600, b=300)
     samples[10:] = [Sample(one.at, one.moved - Counter({"a": 300})) for one in samples[10:]]
-    assert least_used(samples, 1000) == pytest.approx(0.6)
-    assert least_used(between(samples, 106, 109), 1000) == pytest.approx(0.9)
+    assert least_used(samples, 1000, 1.0) == pytest.approx(0.6)
+    assert least_used(between(samples, 106, 109), 1000, 1.0) == pytest.approx(0.9)
     assert farthest([1.02, 0.97, 1.01]) == 0.97
 
 
