@@ -38,7 +38,7 @@ from loadtests.harness.gateway import gateway
 from loadtests.harness.intervals import mean_of, ratio_of
 from loadtests.harness.link import WINDOW_SECONDS, Readers, at_work, counted, farthest, rates, watched
 from loadtests.harness.peers import NginxUploads
-from loadtests.harness.report import Measured, Report, Verdict, at_most
+from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 from loadtests.harness.saver import Part, Saver
 from loadtests.harness.sink import SinkOrigin
 from loadtests.writeback_parts import WRITES_BACK
@@ -191,7 +191,7 @@ def test(options: Options) -> Report:
     title = f"B reads beside A, which flushes at full rate with {_CLIENTS} clients bursting into it"
     report = Report("isolation", title, options.command("isolation"))
     p99, rate = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    uploads, used = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    uploads, cpu_there = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     with ExitStack() as stack:
         bench = _Bench(stack, options)
         bench.learn()
@@ -216,7 +216,7 @@ def test(options: Options) -> Report:
                     if bursts is not None:
                         uploads[name].append((bursts.taken - before) * _UPLOAD_BYTES / 1e6 / seconds)
                     if name in (AS_HUNGRY, NGINX):
-                        used[name].append((bench.cpu_in_place_of_a() - cpu_before) / seconds)
+                        cpu_there[name].append((bench.cpu_in_place_of_a() - cpu_before) / seconds)
                 p99[name].append(found.p99_seconds * 1e3)
                 rate[name].append(found.requests_per_second)
         progress("cold reads of A and B")
@@ -235,11 +235,14 @@ def test(options: Options) -> Report:
     for name, share in shares.items():
         off = mean_of([max(abs(share - 1), _NONE)])
         report.verdicts.append(Verdict(f"cold reads of {name}: off its share, in the worst 5 s", off, at_most(0.05)))
+    used = min(sum(one[slot] for slot in _WEIGHTS) for one in spans) / _LINK["read"]
+    report.verdicts.append(Verdict("cold reads: of the link, in the worst 5 s", mean_of([used]), at_least(0.95)))
+    report.notes.append("Cold reads have shares by weight only while the link is full: see how much of it was used.")
     report.tables = [
         Measured("p99 of B's warm reads, beside", "ms", p99),
         Measured("B's warm reads, beside", "requests/s", rate),
         Measured("uploads meanwhile, to", "MB/s", uploads),
-        Measured("CPU of what is in A's place", "s/s", used),
+        Measured("CPU of what is in A's place", "s/s", cpu_there),
         Measured("CPU of an upload of a MiB", "ms", {name: [one.upload * 1e3] for name, one in cpu.items()}),
         Measured("CPU of the flush", "s/s", {SLOT_A: [cpu[SLOT_A].background]}),
     ]
