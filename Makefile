@@ -96,6 +96,8 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,block-kills,FOREBAY_BLOCK_KILLS=300,tests/blocks/test_processes.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
+	$(call part,resizes,FOREBAY_RESIZES=2000 FOREBAY_RESIZE_SEED=$(SEED),-s tests/serve/test_resizing.py)
+	$(call part,arrivals,FOREBAY_ARRIVALS_EXAMPLES=1000,--timeout=7200 --hypothesis-seed=$(SEED) tests/policy/test_fair_shares.py -k random_arrivals)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
 	$(call part,device-damage,FOREBAY_DAMAGES=20000 FOREBAY_DAMAGE_SEED=$(SEED),-s tests/crash/test_device_damage.py)
 	$(call part,leavers,FOREBAY_LEAVERS=1000000 FOREBAY_LEAVER_SEED=$(SEED),-s tests/crash/test_leavers.py)

@@ -1,8 +1,10 @@
-"""nginx, Varnish and rclone as caches in front of the load origin, each tuned, one process or core, on 127.0.0.1."""
+"""nginx, Varnish and rclone as caches in front of the load origin, each tuned, one process or core, on 127.0.0.1; and
+nginx as a server that uploads go to."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +50,42 @@ http {{
     def command(self) -> Sequence[str]:
         base = str(self.directory)
         return [self._executable, "-e", f"{base}/error.log", "-p", base, "-c", str(self._config)]
+
+
+class NginxUploads(ServerProcess):
+    """Takes PUTs into files (`dav_methods PUT`), by two workers; verifies and syncs nothing, and sends nothing on."""
+
+    name = "nginx"
+
+    def __init__(self, **options: Any) -> None:
+        self._executable = tools.program("nginx")
+        super().__init__(**options)
+        base = self.directory
+        self._config = base / "nginx.conf"
+        self._config.write_text(
+            f"""
+daemon off; master_process on; worker_processes 2; pid {base}/nginx.pid; error_log {base}/error.log error; {_user()}
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; tcp_nodelay on; keepalive_requests 1000000000;
+  proxy_temp_path {base}/proxy; client_body_temp_path {base}/body; fastcgi_temp_path {base}/fastcgi;
+  uwsgi_temp_path {base}/uwsgi; scgi_temp_path {base}/scgi;
+  server {{
+    listen 127.0.0.1:{self.port} backlog=4096;
+    location / {{ root {base}/files; dav_methods PUT; create_full_put_path on; client_max_body_size 0; }}
+  }}
+}}
+""",
+            encoding="utf-8",
+        )
+
+    def command(self) -> Sequence[str]:
+        base = str(self.directory)
+        return [self._executable, "-e", f"{base}/error.log", "-p", base, "-c", str(self._config)]
+
+    def forget(self) -> None:
+        """Remove what it has taken."""
+        shutil.rmtree(self.directory / "files", ignore_errors=True)
 
 
 class Varnish(ServerProcess):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadtests.harness import machine
+from loadtests.harness.content import Family
 from loadtests.harness.server_process import ServerProcess
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,11 +22,13 @@ class SinkOrigin(ServerProcess):
 
     name = "origin"
 
-    def __init__(self) -> None:
-        super().__init__(cores=machine.all_cores())
+    def __init__(self, families: Sequence[Family] = (), *, cores: set[int] | None = None) -> None:
+        """On all `cores` unless told otherwise; objects of `families` can be read from it."""
+        super().__init__(cores=cores or machine.all_cores())
+        self._families = families
 
     def command(self) -> Sequence[str]:
-        return [sys.executable, "-m", "loadtests.harness.sink_server", str(self.port)]
+        return [sys.executable, "-m", "loadtests.harness.sink_server", str(self.port), *map(str, self._families)]
 
     def environment(self) -> Mapping[str, str]:
         return {"PYTHONPATH": str(_REPOSITORY)}
@@ -37,6 +40,10 @@ class SinkOrigin(ServerProcess):
     def objects(self) -> int:
         """How many it has."""
         return int(self._ask("/.counters")["objects"])
+
+    def gets(self) -> int:
+        """How many objects of its families, or parts of such, it has been asked for."""
+        return int(self._ask("/.counters")["gets"])
 
     def until_it_has(self, objects: int, seconds_max: float) -> None:
         """Return as soon as it has so many; RuntimeError when that takes too long."""

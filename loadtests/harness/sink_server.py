@@ -1,11 +1,12 @@
 """An S3 origin that takes objects and throws their bytes away: PutObject, uploads in parts, HEAD, DELETE; no LIST.
 
-    python -m loadtests.harness.sink_server PORT
+    python -m loadtests.harness.sink_server PORT [PREFIX:COUNT:SIZE ...]
 
 A body's MD5 is taken from `Content-MD5`, and the bytes do not even leave the kernel: so the origin takes next to
 nothing of the machine that it shares with what is measured. Without that header the MD5 is computed. No signature is
 verified. What all connections bring together is held to a rate, set over `/.shape?bytes_per_second=...`; `/.counters`
-tells what has come. One bucket, `load`, which looks empty to LIST.
+tells what has come. One bucket, `load`, which looks empty to LIST. Besides, it has the made-up objects of the families
+that it is given, which can be read.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote
+
+from loadtests.harness.content import LoadObject, family, load_object
+from loadtests.harness.origin_answers import object_answer
 
 _BUFFER_BYTES = 256 * 1024
 _HEAD_BYTES_MAX = 64 * 1024
@@ -62,11 +66,15 @@ class State:
     """Path → ETag, length."""
     parts: dict[str, dict[int, tuple[str, int]]] = field(default_factory=dict)
     """Upload id → number → ETag, length."""
+    made_up: Mapping[str, LoadObject] = field(default_factory=dict)
+    """Path → what can be read."""
     received_bytes: int = 0
+    gets: int = 0
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def counters(self) -> bytes:
-        return json.dumps({"objects": len(self.objects), "received_bytes": self.received_bytes}).encode()
+        counters = {"objects": len(self.objects), "received_bytes": self.received_bytes, "gets": self.gets}
+        return json.dumps(counters).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class _Request:
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    head: bytes
 
     @property
     def length(self) -> int:
@@ -105,14 +114,14 @@ class Connection:
             if not (piece := self._wire.recv(_HEAD_BYTES_MAX)):
                 return None
             self._arrived += piece
-        lines = self._arrived[:end].decode("latin-1").split("\r\n")
-        self._arrived = self._arrived[end + 4 :]
+        head, self._arrived = self._arrived[: end + 4], self._arrived[end + 4 :]
+        lines = head[:end].decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ")
         path, _, query = target.partition("?")
         fields = (line.partition(":") for line in lines[1:])
         headers = {name.lower(): value.strip() for name, _, value in fields}
         values = {name: found[0] for name, found in parse_qs(query, keep_blank_values=True).items()}
-        return _Request(method, unquote(path), values, headers)
+        return _Request(method, unquote(path), values, headers, head)
 
     def _serve(self, request: _Request) -> None:
         if request.headers.get("expect", "").lower() == "100-continue":
@@ -163,11 +172,22 @@ class Connection:
             listing = _BUCKETS if request.path == "/" else _EMPTY_LIST
             self._answer(200, listing if request.method == "GET" else b"")
             return
-        found = self._state.objects.get(request.path)
-        if found is None:
+        made_up, found = self._state.made_up.get(request.path), self._state.objects.get(request.path)
+        if made_up is not None:
+            self._send(made_up, request)
+        elif found is None:
             self._answer(404, length=0)
         else:
             self._answer(200, etag=found[0], length=found[1])
+
+    def _send(self, made_up: LoadObject, request: _Request) -> None:
+        self._state.gets += request.method == "GET"
+        answer = object_answer(made_up, request.method, request.head)
+        self._wire.sendall(answer.head + answer.body)
+        at = answer.first
+        while answer.of is not None and at < answer.end:
+            at += len(piece := answer.of.piece(at, min(_BUFFER_BYTES, answer.end - at)))
+            self._wire.sendall(piece)
 
     def _take(self, request: _Request) -> str:
         """Receive the body; the ETag that it has."""
@@ -208,12 +228,13 @@ def serve(listener: socket.socket, state: State) -> None:
         threading.Thread(target=Connection(wire, state).run, daemon=True).start()
 
 
-def main(port: int) -> None:
+def main(port: int, families: Sequence[str]) -> None:
+    made_up = {path: load_object(path, one.size_bytes) for one in map(family, families) for path in one.paths()}
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
         # What lies in the kernel has not crossed the link.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        serve(listener, State())
+        serve(listener, State(made_up=made_up))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

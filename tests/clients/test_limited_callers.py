@@ -10,82 +10,41 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import boto3
 import httpx
 import pytest
-from botocore.config import Config
 
 from tests.clients.commands import Command
 from tests.clients.crt import CrtClient
+from tests.clients.limited import (
+    BUCKET,
+    HEAVY_CLIENTS,
+    KEYS,
+    MIB,
+    client,
+    heavy_content,
+    limited_gateway,
+    limited_origin,
+    metric,
+    overloaded,
+)
 from tests.clients.trees import make_tree, read_tree
 from tests.support.gateway_process import GatewayProcess
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.strict_origin import StrictOrigin
 
 pytestmark = pytest.mark.clients
-
-MIB = 2**20
-BUCKET = "bucket"
-KEYS = {"job": "job-secret-0123456789", "fast": "fast-secret-0123456789", "slow": "slow-secret-0123456789"}
-LIMITS: dict[str, dict[str, Any]] = {
-    "job": {"max_concurrent_requests": 4, "requests_per_second": 60},
-    "fast": {},
-    "slow": {"read_bandwidth": "4MiB/s", "write_bandwidth": "4MiB/s"},
-}
-OBJECTS = 60
 
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[StrictOrigin]:
-    with StrictOrigin() as one:
-        for number in range(OBJECTS):
-            one.model.put_generated(BUCKET, f"small/{number}", 100_000, seed=number)
-        one.model.put_generated(BUCKET, "large", 12 * MIB, seed=99)
+    with limited_origin() as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def gateway(origin: StrictOrigin) -> Iterator[GatewayProcess]:
-    credentials = [
-        {"access_key_id": key, "secret_access_key": secret, "allow": ["s3://"], **LIMITS[key]}
-        for key, secret in KEYS.items()
-    ]
-    config: dict[str, Any] = {
-        "server": {"workers": 2, "caller_wait": "2s"},
-        "origin": {
-            "endpoint_url": origin.endpoint_url,
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
-        "credentials": credentials,
-        "caller_classes": [{"name": "batch", "app": "batch", "max_concurrent_requests": 2}],
-    }
-    with GatewayProcess(config) as one:
+    with limited_gateway(origin) as one:
         yield one
-
-
-def client(gateway: GatewayProcess, key: str, connections: int = 12, app: str | None = None) -> Any:
-    config = Config(
-        max_pool_connections=connections,
-        retries={"mode": "standard", "max_attempts": 12},
-        s3={"addressing_style": "path"},
-        user_agent_appid=app,
-    )
-    return boto3.client(
-        "s3",
-        endpoint_url=gateway.s3_url,
-        aws_access_key_id=key,
-        aws_secret_access_key=KEYS[key],
-        region_name="us-east-1",
-        config=config,
-    )
-
-
-def metric(gateway: GatewayProcess, beginning: str) -> float:
-    """The sum of all lines that begin so."""
-    lines = httpx.get(f"{gateway.admin_url}/metrics", trust_env=False).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(beginning))
 
 
 @pytest.mark.parametrize("app", [None, "batch"])
@@ -178,14 +137,18 @@ def killed(pid: int) -> Iterator[None]:
     yield
 
 
-def test_rclone_at_three_times_the_limit(gateway: GatewayProcess, tmp_path: Path) -> None:
-    """A folder goes up and comes back, twelve transfers at a time for four places."""
-    config = tmp_path / "rclone.conf"
+def rclone_of(gateway: GatewayProcess, key: str, home: Path) -> Command:
+    config = home / "rclone.conf"
     config.write_text(
-        f"[forebay]\ntype = s3\nprovider = Other\naccess_key_id = job\nsecret_access_key = {KEYS['job']}\n"
+        f"[forebay]\ntype = s3\nprovider = Other\naccess_key_id = {key}\nsecret_access_key = {KEYS[key]}\n"
         f"region = us-east-1\nendpoint = {gateway.s3_url}\nforce_path_style = true\n"
     )
-    rclone = Command("rclone", {"HOME": str(tmp_path), "RCLONE_CONFIG": str(config), "PATH": "/usr/bin:/bin"})
+    return Command("rclone", {"HOME": str(home), "RCLONE_CONFIG": str(config), "PATH": "/usr/bin:/bin"})
+
+
+def test_rclone_at_three_times_the_limit(gateway: GatewayProcess, tmp_path: Path) -> None:
+    """A folder goes up and comes back, twelve transfers at a time for four places."""
+    rclone = rclone_of(gateway, "job", tmp_path)
     content = make_tree(tmp_path / "source")
     waits = metric(gateway, "forebay_caller_waits_total{")
     rclone("copy", "--transfers", "12", "--checkers", "12", tmp_path / "source", f"forebay:{BUCKET}/tree")
@@ -195,11 +158,11 @@ def test_rclone_at_three_times_the_limit(gateway: GatewayProcess, tmp_path: Path
     assert metric(gateway, "forebay_caller_running{") == 0
 
 
-def test_the_crt_at_three_times_the_limit(gateway: GatewayProcess) -> None:
-    """Twelve objects at a time for four places, by the CRT's own S3 client and its own back-off, over plain HTTP."""
+def crt_of(gateway: GatewayProcess, key: str) -> CrtClient:
+    """The CRT's own S3 client, with its own back-off, over plain HTTP."""
     from awscrt import auth, s3
 
-    keys = auth.AwsCredentialsProvider.new_static("job", KEYS["job"])
+    keys = auth.AwsCredentialsProvider.new_static(key, KEYS[key])
     crt = CrtClient.__new__(CrtClient)
     crt._host, crt._bucket = httpx.URL(gateway.s3_url).netloc.decode(), BUCKET
     crt._client = s3.S3Client(
@@ -208,6 +171,12 @@ def test_the_crt_at_three_times_the_limit(gateway: GatewayProcess) -> None:
         signing_config=s3.create_default_s3_signing_config(region="us-east-1", credential_provider=keys),
         part_size=5 * MIB,
     )
+    return crt
+
+
+def test_the_crt_at_three_times_the_limit(gateway: GatewayProcess) -> None:
+    """Twelve objects at a time for four places."""
+    crt = crt_of(gateway, "job")
     waits = metric(gateway, "forebay_caller_waits_total{")
 
     def work(number: int) -> None:
@@ -220,3 +189,42 @@ def test_the_crt_at_three_times_the_limit(gateway: GatewayProcess) -> None:
         list(pool.map(work, range(48)))
     assert metric(gateway, "forebay_caller_waits_total{") > waits
     assert metric(gateway, "forebay_caller_running{") == 0
+
+
+def test_boto3_is_refused_and_comes_again(gateway: GatewayProcess, origin: StrictOrigin) -> None:
+    """Six clients for two places, with bodies that take seconds: every request ends in success by back-off, every byte
+    is right, and no worker holds what waits."""
+    s3, content = client(gateway, "heavy", attempts=30), heavy_content("boto3")
+
+    def work(key: str) -> None:
+        s3.put_object(Bucket=BUCKET, Key=key, Body=content[key])
+        assert s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == content[key]
+
+    with overloaded(gateway, origin, content), ThreadPoolExecutor(HEAVY_CLIENTS) as pool:
+        list(pool.map(work, content))
+
+
+def test_rclone_is_refused_and_comes_again(gateway: GatewayProcess, origin: StrictOrigin, tmp_path: Path) -> None:
+    """The same, by rclone's own back-off."""
+    rclone, content = rclone_of(gateway, "heavy", tmp_path), heavy_content("rclone")
+    for key, data in content.items():
+        path = tmp_path / "source" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    many = "--transfers", str(HEAVY_CLIENTS), "--checkers", str(HEAVY_CLIENTS)
+    with overloaded(gateway, origin, content):
+        rclone("copy", *many, tmp_path / "source/rclone", f"forebay:{BUCKET}/rclone")
+        rclone("copy", *many, f"forebay:{BUCKET}/rclone", tmp_path / "target/rclone")
+    assert read_tree(tmp_path / "target") == content
+
+
+def test_the_crt_is_refused_and_comes_again(gateway: GatewayProcess, origin: StrictOrigin) -> None:
+    """The same, by the CRT's own back-off: in parts, and by ranges."""
+    crt, content = crt_of(gateway, "heavy"), heavy_content("crt")
+
+    def work(key: str) -> None:
+        assert crt.put(key, content[key]).status == 200
+        assert crt.get(key).body == content[key]
+
+    with overloaded(gateway, origin, content), ThreadPoolExecutor(HEAVY_CLIENTS) as pool:
+        list(pool.map(work, content))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from loadtests.harness.content import Family, load_object
 from loadtests.harness.saver import Part, Saver, at_once
 from loadtests.harness.sink import SinkOrigin
 
@@ -51,6 +52,21 @@ def test_uploads_in_parts_have_theirs(origin: SinkOrigin, tells_md5: bool) -> No
     with pytest.raises(RuntimeError, match="NoSuchUpload"):
         saver.complete()
     saver.close()
+
+
+def test_objects_of_its_families_can_be_read() -> None:
+    """Whole and in ranges, beside what is written; it counts how often it was asked for bytes."""
+    made_up = Family("read/", 2, 600_000)
+    of_it = load_object(made_up.path(1), made_up.size_bytes)
+    with SinkOrigin([made_up]) as origin, httpx.Client(base_url=origin.url, trust_env=False, timeout=60) as client:
+        assert client.put("/load/a", content=CONTENT).status_code == 200
+        head = client.head(of_it.path)
+        assert (head.headers["etag"], head.headers["content-length"], origin.gets()) == (of_it.etag, "600000", 0)
+        assert client.get(of_it.path).content == bytes(of_it.piece(0, 600_000))
+        part = client.get(of_it.path, headers={"range": "bytes=300000-300009"})
+        assert (part.status_code, part.content) == (206, bytes(of_it.piece(300_000, 10)))
+        assert client.get("/load/read/000002.bin").status_code == 404
+        assert (origin.gets(), origin.objects()) == (2, 1)
 
 
 def test_all_connections_share_one_link(origin: SinkOrigin) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fair_shares import HOLD_SECONDS, Entry, FairShares, rows_of
-from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, make_shared_memory
+from gateway.policy.fair_shares import CREDIT_SECONDS, DEBT_SECONDS, HOLD_SECONDS, Entry, FairShares, rows_of
+from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, SharedCells, make_shared_memory
 from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
 LINK = 100e6
@@ -94,6 +94,138 @@ def test_slots_that_come_and_go_take_nothing_of_what_the_others_are_due(
     for slot, pause_seconds in zip(light, pauses_seconds, strict=True):
         assert got[slot.name] >= 0.5 * PIECE / (pause_seconds + 0.01) - PIECE / SECONDS
     assert_fair(got, LINK, [*slots, *(replace(slot, ceiling=got[slot.name] + 1) for slot in light)])
+
+
+@st.composite
+def unequal_slots(draw: st.DrawFn) -> list[SlotOfLink]:
+    """Some, of which guarantees matter: they are more than the weights give beside the heavy ones."""
+    weights, guarantees = st.sampled_from([1, 1, 4, 40]), st.none() | st.sampled_from([10e6, 18e6])
+    ceilings = st.none() | st.sampled_from([20e6, 50e6])
+    return [SlotOfLink(name, draw(weights), draw(ceilings), draw(guarantees)) for name in "abcde"[: draw(SLOTS)]]
+
+
+SLOTS = st.integers(2, 5)
+
+
+@settings(
+    deadline=None,
+    max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "6")),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # smaller ones are hardly plainer, and take minutes to find
+)
+@given(unequal_slots(), st.integers(0, 2**32))
+def test_bounds_hold_for_random_arrivals(slots: list[SlotOfLink], seed: int) -> None:
+    """Jobs of all sizes come at random moments to random processes, some slots always have some. While a slot has a
+    job it gets what it is due when all want everything, but for what it may owe for before, a second of it; its
+    guarantee without that. None goes above its ceiling, nor all together above the link, and the link is used while
+    there is a slot that could use it.
+    """
+    dice = random.Random(seed)
+
+    async def run() -> list[dict[str, Step]]:
+        link = LinkSimulation(LINK, slots, 4)
+        waiting = {slot.name: Waiting() for slot in slots}
+        for slot in slots:
+            jobs = Jobs(link, slot.name, waiting[slot.name], random.Random(dice.random()))
+            link.tasks.append(asyncio.create_task(jobs.come()))
+        await link.clock.advance(0)
+        steps = []
+        for _ in range(round(ARRIVALS_SECONDS / STEP_SECONDS)):
+            before, began = link.passed.copy(), {name: one.begin_step() for name, one in waiting.items()}
+            await link.clock.advance(STEP_SECONDS)
+            steps.append(
+                {
+                    name: Step(link.passed[name] - before[name], began[name] and not one.has_paused)
+                    for name, one in waiting.items()
+                }
+            )
+        await link.end()
+        return steps
+
+    assert_bounds(asyncio.run(run()), slots)
+
+
+ARRIVALS_SECONDS = 15.0
+STEP_SECONDS = 0.25
+BACKLOG_SECONDS_MIN = 2.0
+JOBS_MAX = 8
+ARRIVALS = [(0.05, 1e6), (0.05, 10e6), (0.5, 1e6), (0.5, 20e6), (4.0, 60e6), (6.0, 300e6), (6.0, 300e6)]
+"""The mean pause in seconds, and the usual size of a job: many small ones, always some, long ones now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What has passed of a slot in a step, and whether it had a job all the time."""
+
+    passed_bytes: int
+    is_backlogged: bool
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The jobs of a slot."""
+
+    jobs: int = 0
+    has_paused: bool = False
+
+    def begin_step(self) -> bool:
+        """Whether there are any."""
+        self.has_paused = False
+        return self.jobs > 0
+
+    def end_job(self) -> None:
+        self.jobs -= 1
+        self.has_paused = self.has_paused or not self.jobs
+
+
+class Jobs:
+    """Of a slot: they come after pauses of an exponential distribution, and want bytes of a log-normal one."""
+
+    def __init__(self, link: LinkSimulation, slot: str, waiting: Waiting, dice: random.Random) -> None:
+        self._link = link
+        self._slot = slot
+        self._waiting = waiting
+        self._dice = dice
+        self._pause_seconds, self._usual_bytes = dice.choice(ARRIVALS)
+
+    async def come(self) -> None:
+        while True:
+            if self._waiting.jobs < JOBS_MAX:
+                job = asyncio.create_task(self._do(self._dice.randrange(len(self._link.processes))))
+                self._link.tasks.append(job)
+            await self._link.clock.sleep(self._dice.expovariate(1 / self._pause_seconds))
+
+    async def _do(self, process: int) -> None:
+        limiter = self._link.processes[process].limiter("read", self._slot)
+        assert limiter is not None
+        left = max(1, round(self._dice.lognormvariate(0, 1) * self._usual_bytes))
+        self._waiting.jobs += 1
+        while left:
+            piece = min(left, self._dice.choice([PIECE, PIECE // 4, 4 * PIECE]))
+            await limiter.take(piece, lambda: 0)
+            self._link.passed[self._slot] += piece
+            left -= piece
+        self._waiting.end_job()
+
+
+def assert_bounds(steps: list[dict[str, Step]], slots: list[SlotOfLink]) -> None:
+    """In all spans of steps; those are judged from below in which there was a job all the time."""
+    due, slack = fair_rates(LINK, slots), 5 * 4 * PIECE
+    spans = [(first, end) for first in range(len(steps)) for end in range(first + 1, len(steps) + 1)]
+    for first, end in spans:
+        seconds, span = (end - first) * STEP_SECONDS, steps[first:end]
+        passed = {slot.name: sum(step[slot.name].passed_bytes for step in span) for slot in slots}
+        assert sum(passed.values()) <= LINK * (seconds + BURST_SECONDS) + slack
+        for slot in slots:
+            got = passed[slot.name]
+            if slot.ceiling is not None:
+                assert got <= slot.ceiling * (seconds + BURST_SECONDS) + slack, (slot, seconds)
+            if seconds >= BACKLOG_SECONDS_MIN and all(step[slot.name].is_backlogged for step in span):
+                owed = DEBT_SECONDS + CREDIT_SECONDS
+                assert got >= (1 - TOLERANCE) * due[slot.name] * (seconds - owed) - slack, (slot, due, got, first, end)
+                guaranteed = (slot.guarantee or 0.0) * (seconds - CREDIT_SECONDS)
+                assert got >= (1 - TOLERANCE) * guaranteed - slack, (slot, due, got, first, end)
+        if any(slot.ceiling is None and all(step[slot.name].is_backlogged for step in span) for slot in slots):
+            assert sum(passed.values()) >= 0.95 * LINK * (seconds - BURST_SECONDS) - slack, (first, end)
 
 
 def test_what_a_slot_leaves_is_the_others_at_once_and_is_its_own_again_when_it_comes_back() -> None:

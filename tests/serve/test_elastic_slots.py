@@ -2,126 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import signal
 import socket
 import ssl
-import threading
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
 import trustme
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from cryptography import x509
 
-from tests.support.blocks import KIB, MIB, block_files, make_origin, open_cache
-from tests.support.gateway_process import GatewayProcess, to_toml
-from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
-
-KEY = (ACCESS_KEY_ID, SECRET_ACCESS_KEY)
-SECONDS_MAX = 30.0
-BUCKET = "train"
-
-
-def client_of(url: str, key: tuple[str, str] = KEY) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id=key[0],
-        aws_secret_access_key=key[1],
-        config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
-    )
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS_MAX
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-@contextmanager
-def an_origin() -> Iterator[StrictOrigin]:
-    with StrictOrigin() as origin:
-        client_of(origin.endpoint_url).create_bucket(Bucket=BUCKET)
-        yield origin
-
-
-def config_of(origin: StrictOrigin, **more: Any) -> dict[str, Any]:
-    key = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-    base: dict[str, dict[str, Any]] = {
-        "origin": {"endpoint_url": origin.endpoint_url, **key},
-        "server": {"workers": 2},
-        "cache": {"persistent": True, "capacity": "64MiB", "block_size": "64KiB"},
-    }
-    return {
-        name: {**base.get(name, {}), **table} if isinstance(table, dict) else table
-        for name, table in {**base, **more}.items()
-    }
-
-
-class Admin:
-    """The admin port of a gateway."""
-
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self._gateway = gateway
-
-    def put(self, name: str, slot: Mapping[str, Any]) -> httpx.Response:
-        return httpx.put(f"{self._gateway.admin_url}/api/v1/slots/{name}", json=slot, timeout=60)
-
-    def delete(self, name: str) -> httpx.Response:
-        return httpx.delete(f"{self._gateway.admin_url}/api/v1/slots/{name}", timeout=60)
-
-    def is_gone(self, name: str) -> bool:
-        """Whether a slot could be removed."""
-        return self.delete(name).status_code == 200
-
-    def get(self, path: str) -> Any:
-        return httpx.get(f"{self._gateway.admin_url}{path}", timeout=60).json()
-
-    @property
-    def gateway(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.get("/api/v1/status")["gateway"]
-        return found
-
-    def slots(self) -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in self.get("/api/v1/slots")["slots"]}
-
-    def reload(self, config: Mapping[str, Any], gateway: GatewayProcess) -> None:
-        """Have the file read anew, and wait until that has been judged, and followed by all."""
-        before = self.gateway
-        text = gateway.config_file.read_text()
-        gateway.config_file.write_text(to_toml(_laid_over(text, config)))
-        os.kill(gateway.pid, signal.SIGHUP)
-
-        def is_over() -> bool:
-            now = self.gateway
-            if now["settings_problem"] is not None and now["settings_problem"] != before["settings_problem"]:
-                return True
-            return bool(now["generation"] > before["generation"]) and all(
-                one["generation"] == now["generation"] for one in now["processes"]
-            )
-
-        until(is_over, "the file was not read anew")
-
-
-def _laid_over(text: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    document = tomllib.loads(text)
-    for name, table in config.items():
-        document[name] = {**document.get(name, {}), **table} if isinstance(table, dict) else table
-    return document
+from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, until
+from tests.support.gateway_process import GatewayProcess
 
 
 def refused(call: Callable[..., Any], **arguments: Any) -> str:
@@ -382,121 +279,11 @@ def test_a_ceiling_is_changed_while_bytes_pass(tmp_path: Path) -> None:
         assert time.monotonic() - freed < 15  # 22 at the old ceiling
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_slots_change_at_random_under_load(tmp_path: Path) -> None:
-    """Two hundred times: every request is answered right, nothing acknowledged is lost, and the books are exact."""
-    seed = int(os.environ.get("FOREBAY_SEED", time.time_ns() % 2**32))
-    print(f"FOREBAY_SEED={seed}")
-    dice = random.Random(seed)
-    contents = {f"{group}/{number}": os.urandom(150_000) for group in "abcd" for number in range(25)}
-    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
-        direct = client_of(origin.endpoint_url)
-        for name, content in contents.items():
-            direct.put_object(Bucket=BUCKET, Key=name, Body=content)
-        stop, failures, written = threading.Event(), list[str](), dict[str, bytes]()
-        threads = [
-            threading.Thread(target=_load, args=(gateway.s3_url, contents, written, stop, failures, seed + number))
-            for number in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        admin, there = Admin(gateway), set[str]()
-        try:
-            for _ in range(200):
-                name = dice.choice("abcd")
-                if name in there and dice.random() < 0.3:
-                    if (answer := admin.delete(name)).status_code == 200:
-                        there.remove(name)
-                    else:
-                        assert "origin does not have" in answer.text, answer.text
-                    continue
-                answer = admin.put(name, _drawn(dice, name))
-                assert answer.status_code == 200, answer.text
-                there.add(name)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        assert failures == []
-        assert sum(one["restarts"] for one in admin.gateway["processes"]) == 0
-        for name in sorted(there):
-            until(partial(admin.is_gone, name), "what is flushed may go")
-        for name, content in written.items():
-            assert direct.get_object(Bucket=BUCKET, Key=name)["Body"].read() == content
-        whole = {name: one["capacity"]["used_bytes"] for name, one in admin.slots().items()}
-        gateway.terminate()
-    assert set(whole) == {"default"}
-    asyncio.run(_check_books(tmp_path / "cache" / "blocks"))
-
-
-async def _check_books(directory: Path) -> None:
-    """Every file is in the index, with its size, on the one account that is left."""
-    async with open_cache(directory, make_origin(), capacity_bytes=64 * MIB, block_size_bytes=64 * KIB) as cache:
-        await cache.move_between_slots()
-        index = cache._tools.directory.index
-        indexed = {file.file: file.disk_bytes for file in index.files()}
-        on_disk = {path.name: path.stat().st_blocks * 512 for path in block_files(directory)}
-        assert indexed.keys() == on_disk.keys()
-        usage = cache.usage()
-        assert usage.used_bytes == sum(indexed.values()) == sum(on_disk.values())
-        assert {name: one.used_bytes for name, one in usage.slots.items() if one.used_bytes} == {
-            "default": usage.used_bytes
-        }
-
-
-def _load(
-    url: str,
-    contents: Mapping[str, bytes],
-    written: dict[str, bytes],
-    stop: threading.Event,
-    failures: list[str],
-    seed: int,
-) -> None:
-    """A client that reads, lists and writes until it is told to stop."""
-    dice, client, count = random.Random(seed), client_of(url), 0
-    while not stop.is_set():
-        try:
-            name = dice.choice(list(contents))
-            if client.get_object(Bucket=BUCKET, Key=name)["Body"].read() != contents[name]:
-                failures.append(f"wrong bytes of {name}")
-            count += 1
-            name = f"{dice.choice('abcd')}/written/{seed}-{count}"
-            content = os.urandom(dice.randrange(1, 100_000))
-            client.put_object(Bucket=BUCKET, Key=name, Body=content)
-            written[name] = content
-            if client.get_object(Bucket=BUCKET, Key=name)["Body"].read() != content:
-                failures.append(f"wrong bytes of {name}, just written")
-            if dice.random() < 0.2:
-                found = client.list_objects_v2(Bucket=BUCKET, Prefix=name)
-                if [one["Key"] for one in found.get("Contents", [])] != [name]:
-                    failures.append(f"{name} was just written, and is not listed")
-        except Exception as error:
-            failures.append(f"{type(error).__name__}: {error}")
-
-
 def make_certificate(directory: Path, name: str) -> None:
     """A pair of files that fit each other, the certificate with that common name."""
     made = trustme.CA().issue_cert("127.0.0.1", common_name=name)
     made.private_key_pem.write_to_path(directory / "key.pem")
     (directory / "cert.pem").write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
-
-
-def _drawn(dice: random.Random, name: str) -> dict[str, Any]:
-    slot: dict[str, Any] = {"prefix": f"s3://{BUCKET}/{name}/"}
-    if dice.random() < 0.5:
-        slot["capacity"] = f"{dice.randrange(1, 8)}MiB"
-    if dice.random() < 0.5:
-        slot["capacity_limit"] = f"{dice.randrange(8, 40)}MiB"
-    if dice.random() < 0.3:
-        slot["read_bandwidth"] = f"{dice.randrange(20, 200)}MiB/s"
-    if dice.random() < 0.5:
-        slot |= {"write": "back", "buffer": f"{dice.randrange(8, 32)}MiB"}
-    else:
-        slot["consistency"] = dice.choice(["strict", "ttl", "immutable"])
-    if dice.random() < 0.3:
-        slot["eviction"] = "lru"
-    return slot
 
 
 @pytest.mark.slow

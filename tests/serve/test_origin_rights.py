@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.serve.test_elastic_slots import Admin
+from tests.support.changing_slots import Admin
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.policies import Policy
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.serve.test_elastic_slots import Admin, refused, until
+from tests.support.changing_slots import Admin, refused, until
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import StrictOrigin
 from tests.support.sts import LentByMoto, moto_sts
