@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,8 @@ import trustme
 from botocore.exceptions import ClientError
 from cryptography import x509
 
-from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, until
+from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, refused, until
 from tests.support.gateway_process import GatewayProcess
-
-
-def refused(call: Callable[..., Any], **arguments: Any) -> str:
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    return str(caught.value.response["Error"]["Code"])
 
 
 def test_a_slot_is_set_changed_and_removed(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import boto3
 import httpx
+import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from tests.support.gateway_process import GatewayProcess, to_toml
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -31,6 +33,13 @@ def client_of(url: str, key: tuple[str, str] = KEY) -> Any:
         aws_secret_access_key=key[1],
         config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
     )
+
+
+def refused(call: Callable[..., Any], **arguments: Any) -> str:
+    """With which code."""
+    with pytest.raises(ClientError) as caught:
+        call(**arguments)
+    return str(caught.value.response["Error"]["Code"])
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
