@@ -48,6 +48,13 @@ def with_overlay(
     path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
 ) -> LoadedSettings:
     """What was `loaded` and `overlay` together; what cannot be is left out of the latter, and told."""
+    return fitting(path, environment, loaded, overlay)[0]
+
+
+def fitting(
+    path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
+) -> tuple[LoadedSettings, list[SlotTable]]:
+    """As `with_overlay`, and which slots of the overlay are in force then."""
     kept: list[SlotTable] = []
     warnings: list[str] = []
     names = {slot.name for slot in loaded.settings.slots}
@@ -61,21 +68,22 @@ def with_overlay(
         else:
             kept.append(slot)
     if not kept:
-        return replace(loaded, warnings=(*loaded.warnings, *warnings))
+        return replace(loaded, warnings=(*loaded.warnings, *warnings)), kept
     try:
         found = load_settings(path, environment, more_slots=kept, running=loaded.settings)
     except SettingsError:
-        found, fitting = loaded, list[SlotTable]()
+        found, together = loaded, list[SlotTable]()
         for slot in kept:
             try:
-                found = load_settings(path, environment, more_slots=[*fitting, slot], running=loaded.settings)
-                fitting.append(slot)
+                found = load_settings(path, environment, more_slots=[*together, slot], running=loaded.settings)
+                together.append(slot)
             except SettingsError as error:
                 warnings.append(
                     f"the slot {slot['name']!r}, set over the admin port, is not in force beside the configuration: "
                     f"{'; '.join(str(one) for one in error.problems)}"
                 )
-    return replace(found, warnings=(*found.warnings, *warnings))
+        kept = together
+    return replace(found, warnings=(*found.warnings, *warnings)), kept
 
 
 def read_overlay(directory: Path) -> list[SlotTable]:

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.fields import RetiredValue
 from gateway.config.settings import Settings
+from gateway.config.units import TooLarge
 from gateway.errors import ConfigError, ForebayError
 
 _SECRET_NAMES = re.compile(r"secret|token|password|proxy|credential|url", re.IGNORECASE)
@@ -55,8 +56,8 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     if detail["type"] == "extra_forbidden":
         # Its value is not shown: a misspelt name may stand in front of a secret.
         return ConfigError(key, Hidden(), _unknown(detail["loc"]))
-    retired = detail.get("ctx", {}).get("error")
-    allowed = str(retired) if isinstance(retired, RetiredValue) else _allowed(detail["loc"]) or detail["msg"]
+    cause = detail.get("ctx", {}).get("error")
+    allowed = str(cause) if isinstance(cause, RetiredValue | TooLarge) else _allowed(detail["loc"]) or detail["msg"]
     if detail["type"] == "missing":
         return ConfigError(key, None, f"missing; {allowed}")
     return ConfigError(key, shown(key, detail["input"]), allowed)

@@ -23,12 +23,21 @@ SIZE_FORM = 'a size such as "8MiB", "1.5TiB" or a number of bytes'
 BANDWIDTH_FORM = 'a bandwidth such as "500MiB/s" or a number of bytes per second'
 DURATION_FORM = 'a duration such as "500ms", "60s", "5m", "1h" or a number of seconds'
 
+WHOLE_MAX = 2**60
+"""Sizes and bandwidths stop here, at 1024PiB: sums of several are far from the end of a 64-bit integer, which is what
+files, databases and messages between processes hold."""
+
+
+class TooLarge(ValueError):
+    """A quantity beyond what can be held; the message says what is allowed."""
+
+
 _QUANTITY = re.compile(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size_bytes(value: object) -> int:
-    """Bytes from `"8MiB"` or a whole number. Raises ValueError that says the form."""
-    return round(_quantity(value, {**SIZE_UNITS, "": 1}, SIZE_FORM))
+    """Bytes from `"8MiB"` or a whole number. Raises ValueError that says the form, TooLarge."""
+    return _whole(_quantity(value, {**SIZE_UNITS, "": 1}, SIZE_FORM), SIZE_FORM, "1024PiB")
 
 
 def parse_bandwidth_bytes_per_second(value: object) -> int:
@@ -38,12 +47,18 @@ def parse_bandwidth_bytes_per_second(value: object) -> int:
         if not text.endswith("/s") and not text.isdecimal():
             raise ValueError(BANDWIDTH_FORM)
         value = text.removesuffix("/s")
-    return round(_quantity(value, {**SIZE_UNITS, "": 1}, BANDWIDTH_FORM))
+    return _whole(_quantity(value, {**SIZE_UNITS, "": 1}, BANDWIDTH_FORM), BANDWIDTH_FORM, "1024PiB/s")
 
 
 def parse_duration_seconds(value: object) -> float:
     """Seconds from `"5m"` or a number. Raises ValueError that says the form."""
     return _quantity(value, {**DURATION_UNITS, "": 1.0}, DURATION_FORM)
+
+
+def _whole(quantity: float, form: str, most: str) -> int:
+    if quantity > WHOLE_MAX:
+        raise TooLarge(f"{form}, at most {most}")
+    return round(quantity)
 
 
 def _quantity(value: object, units: dict[str, int] | dict[str, float], form: str) -> float:

@@ -16,7 +16,7 @@ import orjson
 
 from gateway.config import Settings
 from gateway.config.loading import LoadedSettings, load_settings
-from gateway.config.overlay import SlotTable, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.overlay import SlotTable, fitting, read_overlay, restart_needed, with_overlay, write_overlay
 from gateway.config.problems import SettingsError
 from gateway.errors import ForebayError
 from gateway.serve.recovering import recover_buffer
@@ -53,37 +53,70 @@ def slots_max(settings: Settings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Settings that may be in force from now on; `overlay` is what is to be kept of slots for that; None: as it is."""
+
+    settings: Settings
+    warnings: Sequence[str]
+    overlay: Sequence[SlotTable] | None
+
+    def keep(self) -> None:
+        """Write the overlay down; ChangeRefused, and then it is as it was. Blocks."""
+        if self.overlay is None:
+            return
+        directory = self.settings.cache.directory
+        try:
+            write_overlay(directory, self.overlay)
+        except OSError as error:
+            raise ChangeRefused(f"{directory} does not take what was set: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Reloader:
     """Where settings come from: a file, if there is one, and the environment."""
 
     path: Path | None
     environment: Mapping[str, str]
 
-    def load(self, running: Settings, change: SlotChange | None, count_max: int) -> LoadedSettings:
-        """The settings from now on, the overlay with `change` written. ChangeRefused where they cannot be, and nothing
-        has changed then."""
+    def load(self, running: Settings, change: SlotChange | None, count_max: int) -> Reloaded:
+        """The settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet."""
         directory = running.cache.directory
         try:
             base = load_settings(self.path, self.environment, running=running)
-            overlay = read_overlay(directory)
-            if change is None:
-                loaded = with_overlay(self.path, self.environment, base, overlay)
-                _refuse_restarts(running, loaded.settings)
-            else:
-                overlay = _changed(overlay, base.settings, change)
-                loaded = load_settings(self.path, self.environment, more_slots=overlay, running=running)
-                _refuse_restarts(running, loaded.settings)
+            overlay: Sequence[SlotTable] = read_overlay(directory)
+            if change is not None:
+                overlay = self._changed(base, overlay, change)
+            loaded = with_overlay(self.path, self.environment, base, overlay)
+            _refuse_restarts(running, loaded.settings)
             if len(loaded.settings.slots) > count_max:
                 raise ChangeRefused(f"there is room for {count_max} slots until the gateway is started again")
             _refuse_unflushed(running, loaded.settings)
             self._recover_buffer(running, loaded.settings)
-            if change is not None:
-                write_overlay(directory, overlay)
         except SettingsError as error:
             raise ChangeRefused("; ".join(str(problem) for problem in error.problems)) from error
         except OSError as error:
-            raise ChangeRefused(f"{directory} does not take what was set: {error.strerror}") from error
-        return loaded
+            raise ChangeRefused(f"settings cannot be read anew: {error}") from error
+        return Reloaded(loaded.settings, loaded.warnings, None if change is None else overlay)
+
+    def _changed(self, base: LoadedSettings, overlay: Sequence[SlotTable], change: SlotChange) -> list[SlotTable]:
+        """The overlay with `change`. SettingsError where the slot cannot be beside those that are in force."""
+        is_configured = any(slot.name == change.name for slot in base.settings.slots)
+        others = [slot for slot in overlay if slot["name"] != change.name]
+        if change.slot is None and len(others) == len(overlay) and not is_configured:
+            raise ChangeRefused(f"there is no slot {change.name!r}")
+        if is_configured and (change.slot is not None or len(others) == len(overlay)):
+            raise ChangeRefused(
+                f"the configuration has the slot {change.name!r}: change it there, and have it read by SIGHUP"
+            )
+        if change.slot is None:
+            return others
+        in_force = [
+            slot for slot in fitting(self.path, self.environment, base, overlay)[1] if slot["name"] != change.name
+        ]
+        in_force.append({**change.slot, "name": change.name})
+        load_settings(self.path, self.environment, more_slots=in_force, running=base.settings)
+        # What is not in force comes last: it takes nothing away from what is.
+        return [*in_force, *(slot for slot in others if slot not in in_force)]
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:
         """The first slot that writes back: nobody has the buffer open."""
@@ -94,19 +127,6 @@ class Reloader:
             raise ChangeRefused(problem)
 
 
-def _changed(overlay: Sequence[SlotTable], base: Settings, change: SlotChange) -> list[SlotTable]:
-    if any(slot.name == change.name for slot in base.slots):
-        raise ChangeRefused(
-            f"the configuration has the slot {change.name!r}: change it there, and have it read by SIGHUP"
-        )
-    others = [slot for slot in overlay if slot["name"] != change.name]
-    if change.slot is not None:
-        return [*others, {**change.slot, "name": change.name}]
-    if len(others) == len(overlay):
-        raise ChangeRefused(f"there is no slot {change.name!r}")
-    return others
-
-
 def _refuse_restarts(running: Settings, settings: Settings) -> None:
     keys = restart_needed(running, settings)
     if keys:
@@ -114,22 +134,29 @@ def _refuse_restarts(running: Settings, settings: Settings) -> None:
 
 
 def _refuse_unflushed(running: Settings, settings: Settings) -> None:
-    """What only this node has of a slot must be at the origin before the slot goes."""
+    """What only this node has of a slot must be at the origin before the slot goes, however it writes now."""
     left = {slot.name: slot.prefix for slot in settings.slots}
-    gone = [slot for slot in running.slots if slot.write == "back" and left.get(slot.name) != slot.prefix]
-    directory = running.cache.directory / DIRECTORY
-    if not gone or not (directory / "journal").exists():
+    gone = [slot for slot in running.slots if left.get(slot.name) != slot.prefix]
+    journal = running.cache.directory / DIRECTORY / "journal"
+    if not gone or not journal.exists():
         return
+    import sqlite3
+
     from gateway.writeback.journal.schema import connect_reading
     from gateway.writeback.journal.view import JournalView
 
-    with closing(connect_reading(str(directory / "journal"))) as connection:
-        view = JournalView(connection)
-        for slot in gone:
-            usage = view.usage(slot.name)
-            if usage.objects or usage.staged_bytes:
-                raise ChangeRefused(
-                    f"the slot {slot.name!r} has {usage.objects} objects and {usage.staged_bytes} bytes that the "
-                    f'origin does not have: set write = "through", have them flushed (forebay flush --wait '
-                    f"{slot.prefix}), then remove it"
-                )
+    try:
+        with closing(connect_reading(str(journal))) as connection:
+            usage_of = JournalView(connection).usages()
+    except sqlite3.Error as error:
+        raise ChangeRefused(
+            f"{journal} does not tell what the origin lacks of the slot {gone[0].name!r} ({error}): it stays"
+        ) from error
+    for slot in gone:
+        usage = usage_of.get(slot.name)
+        if usage is not None and (usage.objects or usage.staged_bytes):
+            raise ChangeRefused(
+                f"the slot {slot.name!r} has {usage.objects} objects and {usage.staged_bytes} bytes that the "
+                f'origin does not have: set write = "through", have them flushed (forebay flush --wait '
+                f"{slot.prefix}), then remove it"
+            )

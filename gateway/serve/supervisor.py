@@ -26,7 +26,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
-from gateway.errors import ConfigError, ForebayError, StartupError
+from gateway.errors import ForebayError, StartupError
 from gateway.metering import (
     callers_plan,
     ceilings_of,
@@ -155,6 +155,11 @@ class _MemoryOf:
 def _close(descriptor: int) -> None:
     if descriptor >= 0:
         os.close(descriptor)
+
+
+def _as_text(problem: str | None) -> str | None:
+    """As it can be told: names of files and values of the environment may be no text."""
+    return problem if problem is None else problem.encode(errors="backslashreplace").decode()
 
 
 def _share(settings: Settings) -> SharedMemory:
@@ -311,34 +316,44 @@ class _Supervisor:
                 await self._change(change)
 
     async def _change(self, change: SlotChange | None) -> None:
-        """Told to all processes, one after the other, without waiting for any."""
+        """Whatever comes of it is told, and the gateway goes on: with what was before, where it cannot be."""
         problem = None
         try:
-            loaded = await asyncio.to_thread(self._reloader.load, self._config.settings, change, self._slots_max)
-            settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
-            bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
-            request_rates = self._resources.request_rates.made(settings)
-        except (ForebayError, ConfigError, OSError) as error:
+            await self._put_in_force(change)
+        except (ForebayError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: all is as it was", problem=problem)
-        else:
-            for warning in loaded.warnings:
-                _log.warning(warning)
-            self._config = replace(
-                self._config,
-                settings=settings,
-                bandwidth=bandwidth,
-                callers=callers,
-                request_rates=request_rates,
-                generation=self._config.generation + 1,
-            )
-            self._tell_all()
-            _log.info("settings were changed", generation=self._config.generation, slots=len(settings.slots))
+        except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
+            problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
+            _log.error("changed settings are not in force by a fault of the gateway", exc_info=error)
         if change is not None:
-            self._answers.append((change.asked, problem))
-        else:
-            self._settings_problem = problem
+            self._answers.append((change.asked, _as_text(problem)))
+        if problem is None or change is None:
+            self._settings_problem = _as_text(problem)
         self._publish()
+
+    async def _put_in_force(self, change: SlotChange | None) -> None:
+        """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
+        thing that lasts."""
+        loaded = await asyncio.to_thread(self._reloader.load, self._config.settings, change, self._slots_max)
+        settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
+        bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
+        request_rates = self._resources.request_rates.made(settings)
+        config = replace(
+            self._config,
+            settings=settings,
+            bandwidth=bandwidth,
+            callers=callers,
+            request_rates=request_rates,
+            generation=self._config.generation + 1,
+        )
+        ChildConfig.from_line(config.to_line())  # as each process will read it
+        await asyncio.to_thread(loaded.keep)
+        self._config = config
+        self._tell_all()
+        for warning in loaded.warnings:
+            _log.warning(warning)
+        _log.info("settings were changed", generation=config.generation, slots=len(settings.slots))
 
     def _tell_all(self) -> None:
         for monitor in self._monitors:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.config.units import (
     SIZE_UNITS,
+    TooLarge,
     format_duration,
     format_size,
     parse_bandwidth_bytes_per_second,
@@ -40,10 +41,17 @@ def test_a_written_size_reads_back_exactly(size_bytes: int) -> None:
     assert parse_size_bytes(format_size(size_bytes)) == size_bytes
 
 
-@given(st.integers(1, 10**6), st.sampled_from(sorted(SIZE_UNITS)))
+@given(st.integers(1, 1024), st.sampled_from(sorted(SIZE_UNITS)))
 def test_a_bandwidth_is_a_size_per_second(number: int, unit: str) -> None:
     """The same units, with /s behind."""
     assert parse_bandwidth_bytes_per_second(f"{number}{unit}/s") == number * SIZE_UNITS[unit]
+
+
+@pytest.mark.parametrize("size", [2**60 + 1, "1025PiB", 1e300, "99999999999999999999PiB"])
+def test_what_no_64_bits_hold_is_refused(size: object) -> None:
+    """Sums of several stay far from that."""
+    with pytest.raises(TooLarge, match="at most 1024PiB"):
+        parse_size_bytes(size)
 
 
 def test_a_bandwidth_without_its_second_is_refused() -> None:

@@ -52,6 +52,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefix": "s3://train/of-the-file/"}, "unique"),
     ({"prefix": "s3://train/a/", "write": "back", "mode": "read-only"}, "write"),
     ({"mode": "read-only"}, "prefix"),
+    ({"prefix": "s3://train/a/", "kept_object_size": 1e300}, "slots[1].kept_object_size = 1e+300: a size such as"),
+    ({"prefix": "s3://train/a/", "kept_object_size": "99999PiB"}, "at most 1024PiB"),
     ([], "JSON object"),
 ]
 
@@ -96,6 +98,10 @@ def test_the_file_is_read_anew(tmp_path: Path) -> None:
         assert "cache.capacity" in admin.gateway["settings_problem"]
         admin.reload({"cache": {"capacity": "64MiB", "colour": "red"}}, gateway)
         assert "colour" in admin.gateway["settings_problem"]
+        text = gateway.config_file.read_text()
+        gateway.config_file.write_text(text.replace('colour = "red"', ""))
+        assert admin.put("a", {"prefix": f"s3://{BUCKET}/a/"}).status_code == 200
+        assert admin.gateway["settings_problem"] is None, "what is in force is the file as it was mended"
         newcomer.list_objects_v2(Bucket=BUCKET)
 
 

@@ -42,6 +42,17 @@ sys.exit(code)
 HASTY = "child_monitor.HANG_LOOK_SECONDS = 0.05; child_monitor.FIRST_BEAT_LOOKS = 10**6; "
 """Children hang after 1.5 seconds; they may take as long as they like to load their code."""
 
+FAULTY = """
+from gateway.serve.reloading import Reloader
+def load(self, running, change, count_max):
+    with (running.cache.directory / "changes").open("a") as changes:
+        changes.write(".")
+    raise TypeError("nobody has thought of this")
+Reloader.load = load
+(Path(sys.argv[1]) / "changes").touch()
+"""
+"""Each change fails, and is counted."""
+
 
 def until_started(process: subprocess.Popen[str], starts: Path, times: int) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -164,6 +175,21 @@ def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path
     assert "killed" not in out
     assert "unasked" not in out
     assert not shared.exists()
+
+
+def test_a_change_that_fails_as_nobody_has_thought_of_ends_nothing(tmp_path: Path) -> None:
+    """It is told in the log, and the next one is looked at as if nothing had been."""
+    with supervised(tmp_path, "", FAULTY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        for count in (1, 2):
+            process.send_signal(signal.SIGHUP)
+            until_started(process, tmp_path / "changes", count)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert out.count("[error    ] changed settings are not in force") == 2
+    assert (tmp_path / "starts-worker0").read_text() == "."
 
 
 def test_restarts_slow_down() -> None:

@@ -1,0 +1,230 @@
+"""What a change of settings comes to before any process is told of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import Settings, SlotSettings
+from gateway.config.fields import Section
+from gateway.config.loading import load_settings
+from gateway.config.overlay import load_with_overlay, read_overlay, write_overlay
+from gateway.config.problems import table_of
+from gateway.serve.child_config import ChildConfig
+from gateway.serve.reloading import ChangeRefused, Reloader, SlotChange
+from gateway.writeback import DIRECTORY
+from gateway.writeback.journal.schema import prepare
+from tests.support.gateway_process import to_toml
+from tests.support.settings import problems
+
+SLOTS_MAX = 1000
+
+
+class Node:
+    """A gateway as far as its settings go: the file, the cache directory, and what is in force."""
+
+    def __init__(self, base: Path, **tables: Any) -> None:
+        self.directory = base / "cache"
+        self.directory.mkdir(exist_ok=True)
+        self.file = base / "forebay.toml"
+        self.write(**tables)
+        self.running = load_with_overlay(self.file, {}).settings
+
+    def write(self, **tables: Any) -> None:
+        cache = {"directory": str(self.directory), "capacity": "1GiB", "persistent": True}
+        self.file.write_text(to_toml({"cache": cache, **tables}))
+
+    def change(self, name: str, slot: Any) -> None:
+        """As the supervisor does it. ChangeRefused."""
+        self._follow(SlotChange("asked", name, slot))
+
+    def reload(self) -> None:
+        self._follow(None)
+
+    def _follow(self, change: SlotChange | None) -> None:
+        if change is not None:
+            change = SlotChange.from_line(change.to_line())
+        loaded = Reloader(self.file, {}).load(self.running, change, SLOTS_MAX)
+        line = ChildConfig(loaded.settings, "instance", self.directory).to_line()
+        assert ChildConfig.from_line(line).settings.slots == loaded.settings.slots
+        loaded.keep()
+        self.running = loaded.settings
+        assert load_with_overlay(self.file, {}).settings.slots == self.running.slots, "another gateway after a restart"
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        return {slot.name: slot.prefix for slot in self.running.slots}
+
+    @property
+    def overlay(self) -> set[str]:
+        return {slot["name"] for slot in read_overlay(self.directory)}
+
+
+def slot(at: str, /, **more: Any) -> dict[str, Any]:
+    return {"prefix": f"s3://b/{at}/", **more}
+
+
+KEYS = sorted(field.alias or name for name, field in SlotSettings.model_fields.items())
+VALUES = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.sampled_from(["99999PiB", "99999PiB/s", "8EiB", "1e300", "9999999999999999999d", "through", "back", "strict"]),
+    st.text(max_size=20),
+    st.booleans(),
+    st.none(),
+)
+NESTED = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), NESTED, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_set_can_be_told_and_read_again(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
+) -> None:
+    """Or is refused, and nothing is written. A gateway starts with what was accepted."""
+    node = Node(tmp_path_factory.mktemp("node"))
+    try:
+        document = orjson.loads(json.dumps({"prefix": "s3://b/k/", **document}))
+    except orjson.JSONDecodeError:
+        return  # the admin port takes no such document
+    document.pop("name", None)
+    before = node.running
+    try:
+        node.change("k", document)
+    except ChangeRefused:
+        assert node.running is before
+        assert not node.overlay
+
+
+def numbers_of(model: type[Section], path: str = "") -> list[tuple[str, str]]:
+    """Every setting that is a number: its table, and its name there."""
+    found = []
+    for name, field in model.model_fields.items():
+        table = table_of(field.annotation)
+        if table is not None and issubclass(table, Section):
+            found += numbers_of(table, field.alias or name)
+        elif any(one in str(field.annotation) for one in ("int", "float")):
+            found.append((path, field.alias or name))
+    return found
+
+
+@pytest.mark.parametrize("value", [1e300, 2**63, 2**64, float("inf"), float("nan"), "99999PiB", "99999PiB/s"])
+def test_a_number_beyond_what_can_be_held_is_refused(tmp_path: Path, value: Any) -> None:
+    """Of every setting, with its key, value and what is allowed."""
+    lists = {"slots": slot("a", name="a"), "credentials": {}, "caller_classes": {"name": "c"}}
+    text = to_toml({"x": {"y": value}}).split(" = ")[1]
+    for table, name in numbers_of(Settings):
+        head = f"[[{table}]]" if table in lists else f"[{table}]"
+        given = to_toml({"x": lists.get(table, {})}).replace("[x]", head)
+        found = problems(tmp_path, f"{given}{name} = {text}\n")
+        key = f"{table}[0].{name}" if table in lists else f"{table}.{name}"
+        assert found[key].startswith(f"{key} = {value!r}: "), found
+
+
+PLACES = ["name", "prefix", "together"]
+
+
+@pytest.mark.parametrize("conflict", PLACES)
+def test_one_slot_that_the_configuration_contradicts_keeps_no_other_from_changing(
+    tmp_path: Path, conflict: str
+) -> None:
+    """Others are set and removed beside it, and so is it itself; it is in force again when nothing contradicts it."""
+    node = Node(tmp_path)
+    node.change("a", slot("a", capacity="600MiB"))
+    contradicts = {
+        "name": {"name": "a", "prefix": "s3://b/other/"},
+        "prefix": {"name": "other", "prefix": "s3://b/a/"},
+        "together": {"name": "other", "prefix": "s3://b/other/", "capacity": "600MiB"},
+    }
+    node.write(slots=[contradicts[conflict]])
+    node.reload()
+    node.change("b", slot("b"))
+    assert node.in_force["b"] == "s3://b/b/"
+    node.change("b", slot("b", weight=3))
+    node.change("c", slot("c"))
+    node.change("b", None)
+    assert set(node.in_force) == {contradicts[conflict]["name"], "c"}
+    assert node.overlay == {"a", "c"}
+    node.write()
+    node.reload()
+    assert node.in_force == {"a": "s3://b/a/", "c": "s3://b/c/"}
+    node.write(slots=[contradicts[conflict]])
+    node.reload()
+    node.change("a", None)
+    assert node.overlay == {"c"}
+    node.write()
+    node.reload()
+    assert node.in_force == {"c": "s3://b/c/"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_change_puts_another_slot_out_of_force(tmp_path: Path, seed: int) -> None:
+    """Whatever was set before, and whatever the file said meanwhile."""
+    dice = random.Random(seed)
+    node, names = Node(tmp_path), "abcdef"
+    for _ in range(15):
+        if dice.random() < 0.3:
+            drawn = dice.sample(names, dice.randrange(3))
+            node.write(slots=[slot(name, name=name, capacity=f"{dice.randrange(1, 6)}00MiB") for name in drawn])
+            with suppress(ChangeRefused):
+                node.reload()
+            continue
+        name, before = dice.choice(names), node.in_force
+        wanted = slot(name, capacity=f"{dice.randrange(1, 9)}00MiB") if dice.random() < 0.7 else None
+        try:
+            node.change(name, wanted)
+        except ChangeRefused:
+            assert node.in_force == before
+        else:
+            assert {one for one in before if one != name} <= set(node.in_force)
+            assert (name in node.in_force) or wanted is None
+
+
+def journal_of(node: Node) -> sqlite3.Connection:
+    directory = node.directory / DIRECTORY
+    directory.mkdir()
+    connection = sqlite3.connect(directory / "journal", isolation_level=None)
+    prepare(connection)
+    return connection
+
+
+@pytest.mark.parametrize("write", ["back", "through"])
+@pytest.mark.parametrize("change", [None, slot("elsewhere")])
+def test_a_slot_stays_while_the_origin_lacks_something_of_it(tmp_path: Path, write: str, change: Any) -> None:
+    """However it writes now."""
+    node = Node(tmp_path)
+    connection = journal_of(node)
+    write_overlay(node.directory, [slot("a", name="a", write="back")])
+    node.reload()
+    connection.execute("INSERT INTO usage VALUES ('a', 1000, 2) ON CONFLICT (slot) DO UPDATE SET objects = 2")
+    node.change("a", slot("a", write=write))
+    with pytest.raises(ChangeRefused, match="2 objects and 1000 bytes"):
+        node.change("a", change)
+    assert node.in_force == {"a": "s3://b/a/"}
+    connection.execute("UPDATE usage SET objects = 0, staged_bytes = 0")
+    node.change("a", change)
+    connection.close()
+
+
+def test_a_journal_that_cannot_be_read_keeps_the_slot(tmp_path: Path) -> None:
+    """Nobody can tell what the origin lacks of it; other slots change all the same."""
+    node = Node(tmp_path)
+    (node.directory / DIRECTORY).mkdir()
+    (node.directory / DIRECTORY / "journal").write_bytes(b"this is no database" * 1000)
+    node.change("a", slot("a"))
+    node.change("b", slot("b"))
+    with pytest.raises(ChangeRefused, match=r"journal does not tell .* 'a'"):
+        node.change("a", None)
+    node.change("b", slot("b", weight=2))
+    assert load_settings(node.file, {}).settings.slots == []
