@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from os import PathLike
 
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
@@ -27,7 +27,9 @@ def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
     return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
-def bandwidth_of(settings: Settings, clock: Clock, *, process: int = 0, shared: Path | None = None) -> Bandwidth | None:
+def bandwidth_of(
+    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
+) -> Bandwidth | None:
     """The ceilings and shares as process number `process` keeps them; None where there are none.
 
     `shared` is where what `make_shared_bandwidth` made can be opened. Without, this process is the only one.
@@ -53,7 +55,7 @@ def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
 
 
 def request_rates_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: Path | None = None
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
 ) -> RequestRates:
     """What holds requests back where the origin refuses some for their number, as process number `process` keeps it.
 
@@ -81,7 +83,7 @@ def buckets_told(settings: Settings) -> set[str]:
     return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
 
 
-def _attached(shared: Path, rows: int, processes: int, process: int) -> SharedCells:
+def _attached(shared: PathLike[str], rows: int, processes: int, process: int) -> SharedCells:
     descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
     try:
         return SharedCells.attach(descriptor, rows, processes, process)
@@ -96,7 +98,7 @@ def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
 
 
 def callers_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: Path | None = None
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
 ) -> Callers | None:
     """What limits callers, as worker number `worker` keeps it; None: nothing does.
 

@@ -91,6 +91,8 @@ class _Changes:
                 try:
                     await live.change(latest.settings, latest.bandwidth, latest.callers, latest.request_rates)
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
+                    if self._latest is not latest:  # what it names may be gone by now, and is not in force any more
+                        continue
                     _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
                     tell(f"behind {error}")
                 else:

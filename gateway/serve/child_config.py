@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
+from gateway.config.live import SharedMemoryName
 from gateway.heartbeats import BACKGROUND_PROCESS
 
 BACKGROUND = "background"
@@ -33,7 +34,7 @@ def generation_of(lines: bytes) -> int:
 class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
-    `bandwidth`: where the memory can be opened in which all processes keep the ceilings; None: there are none.
+    `bandwidth`: the memory in which all processes keep the ceilings; None: there are none.
     `callers`: the same of the limits of callers; `request_rates`: of what the origin takes. `generation`: how often the
     settings were changed since the start. `closed`: why no process may touch the cache directory; None: all use it.
     """
@@ -41,9 +42,9 @@ class ChildConfig:
     settings: Settings
     instance_id: str
     metrics_directory: Path
-    bandwidth: Path | None = None
-    callers: Path | None = None
-    request_rates: Path | None = None
+    bandwidth: SharedMemoryName | None = None
+    callers: SharedMemoryName | None = None
+    request_rates: SharedMemoryName | None = None
     closed: str | None = None
     generation: int = 0
 
@@ -58,9 +59,9 @@ class ChildConfig:
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
             "closed": self.closed,
-            "bandwidth": str(self.bandwidth) if self.bandwidth is not None else None,
-            "callers": str(self.callers) if self.callers is not None else None,
-            "request_rates": str(self.request_rates) if self.request_rates is not None else None,
+            "bandwidth": self.bandwidth,
+            "callers": self.callers,
+            "request_rates": self.request_rates,
             "generation": self.generation,
         }
         return orjson.dumps(document) + b"\n"
@@ -78,8 +79,8 @@ class ChildConfig:
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
             closed=document["closed"],
-            bandwidth=Path(bandwidth) if bandwidth is not None else None,
-            callers=Path(callers) if callers is not None else None,
-            request_rates=Path(request_rates) if request_rates is not None else None,
+            bandwidth=SharedMemoryName(**bandwidth) if bandwidth is not None else None,
+            callers=SharedMemoryName(**callers) if callers is not None else None,
+            request_rates=SharedMemoryName(**request_rates) if request_rates is not None else None,
             generation=document["generation"],
         )

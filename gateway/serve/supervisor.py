@@ -16,13 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from socket import socket
 
 import structlog
 
 from gateway import __version__, metric_kinds
-from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
@@ -45,6 +43,7 @@ from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
 from gateway.serve.reloading import Reloader, SlotChange, slots_max
 from gateway.serve.shared_directory import SharedFiles, SharedMemory
+from gateway.serve.shared_memories import SharedMemories
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
@@ -55,7 +54,6 @@ _LOCKS_ROOM_BYTES = 2**20
 _ANSWERS_KEPT = 64
 """Of questions over the admin port: each is looked at many times a second."""
 
-_MEMORIES_KEPT = 4
 _log = structlog.get_logger("forebay.serve")
 
 
@@ -69,9 +67,9 @@ class ServerResources:
     lock: int | None
     state: GatewayState
     shared: SharedMemory
-    bandwidth: _MemoryOf
-    callers: _MemoryOf
-    request_rates: _MemoryOf
+    bandwidth: SharedMemories
+    callers: SharedMemories
+    request_rates: SharedMemories
 
 
 def serve(
@@ -105,56 +103,16 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     shared = _share(settings)
     undo.callback(shared.remove)
     undo.callback(metric_kinds.unshare)
-    bandwidth = _MemoryOf(make_shared_bandwidth, lambda settings: (ceilings_of(settings), shares_of(settings)))
-    callers = _MemoryOf(make_shared_callers, callers_plan)
-    request_rates = _MemoryOf(make_shared_request_rates, weights_of)
+    bandwidth = SharedMemories(make_shared_bandwidth, lambda settings: (ceilings_of(settings), shares_of(settings)))
+    callers = SharedMemories(make_shared_callers, callers_plan)
+    request_rates = SharedMemories(make_shared_request_rates, weights_of)
     for memory in (bandwidth, callers, request_rates):
         undo.callback(memory.close)
-    config = ChildConfig(
-        settings,
-        secrets.token_hex(8),
-        shared.files.path,
-        bandwidth.made(settings),
-        callers.made(settings),
-        request_rates.made(settings),
-        closed,
-    )
+    made = [memory.made(settings) for memory in (bandwidth, callers, request_rates)]
+    for memory, name in zip((bandwidth, callers, request_rates), made, strict=True):
+        memory.told(name)
+    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, *made, closed)
     return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers, request_rates)
-
-
-class _MemoryOf:
-    """Memory that all processes share: this one's, opened by the others through it. Of settings that are changed it is
-    made anew; the one before stays for those who have not changed yet."""
-
-    def __init__(self, make: Callable[[Settings, Clock], int | None], wanted_by: Callable[[Settings], object]) -> None:
-        """`make` gives a descriptor, or None where nothing is to be shared; `wanted_by` is what that hangs on."""
-        self._make = make
-        self._wanted_by = wanted_by
-        self._made: list[int] = []
-        self._of: object = None
-
-    def made(self, settings: Settings) -> Path | None:
-        """Where it can be opened; None where nothing is to be shared. OSError."""
-        wanted = self._wanted_by(settings)
-        if not self._made or wanted != self._of:
-            descriptor = self._make(settings, SystemClock())
-            self._of = wanted
-            self._made.append(-1 if descriptor is None else descriptor)
-            for old in self._made[:-_MEMORIES_KEPT]:
-                _close(old)
-            del self._made[:-_MEMORIES_KEPT]
-        current = self._made[-1]
-        return None if current < 0 else Path(f"/proc/{os.getpid()}/fd/{current}")
-
-    def close(self) -> None:
-        """At the end."""
-        for one in self._made:
-            _close(one)
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
 
 
 def _as_text(problem: str | None) -> str | None:
@@ -349,6 +307,9 @@ class _Supervisor:
         )
         ChildConfig.from_line(config.to_line())  # as each process will read it
         await asyncio.to_thread(loaded.keep)
+        self._resources.bandwidth.told(bandwidth)
+        self._resources.callers.told(callers)
+        self._resources.request_rates.told(request_rates)
         self._config = config
         self._tell_all()
         for warning in loaded.warnings:

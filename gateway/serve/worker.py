@@ -56,6 +56,9 @@ async def serve_s3(context: ChildContext) -> None:
 _LOOK_SECONDS = 1.0
 """How often is looked whether somebody is still under limits of before."""
 
+_KNOWN_MAX = 8
+"""More than the supervisor keeps memories for."""
+
 
 class _LiveCallers:
     """What limits callers, as the settings say it now. Requests that have begun under other limits end under these."""
@@ -65,18 +68,23 @@ class _LiveCallers:
         self._prepared = prepared
         self._live = live
         self._stop = stop
-        self._plan: object = None
+        self._known: list[tuple[object, Callers | None]] = []
+        """The ones of now last. Settings that come back find the limits under which requests of then may be still: the
+        places that these hold are counted there."""
+        self._tended: set[Callers] = set()
         self._tending: set[asyncio.Task[None]] = set()
         self.follow()
 
     def follow(self) -> None:
         """StartupError where the other processes' limits cannot be shared."""
-        plan = callers_plan(self._live.now)
-        if plan == self._plan:
+        wanted = self._live.callers, callers_plan(self._live.now)
+        if self._known and self._known[-1][0] == wanted:
             return
-        self._plan = plan
-        self._app.callers = self._prepared.callers = callers = self._app.limits()
-        if callers is not None:
+        found = [one for one in self._known if one[0] == wanted] or [(wanted, self._app.limits())]
+        self._known = [*(one for one in self._known if one[0] != wanted), *found][-_KNOWN_MAX:]
+        self._app.callers = self._prepared.callers = callers = found[0][1]
+        if callers is not None and callers not in self._tended:
+            self._tended.add(callers)
             task = asyncio.create_task(self._tend(callers), name="limits of callers")
             self._tending.add(task)
             task.add_done_callback(self._tending.discard)
@@ -99,6 +107,7 @@ class _LiveCallers:
                     callers.close()
                     await beating
         finally:
+            self._tended.discard(callers)
             beating.cancel()
             stopping.cancel()
             await asyncio.gather(beating, stopping, return_exceptions=True)

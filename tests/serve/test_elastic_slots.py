@@ -311,3 +311,55 @@ def test_limits_of_callers_change(tmp_path: Path) -> None:
             assert slowed() > 10
             admin.reload({"credentials": [one]}, gateway)
             assert slowed() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [[30, 20], [21, 22, 23, 24, 25, 26, 20]])
+def test_limits_hold_over_a_worker_that_has_not_seen_all_changes(tmp_path: Path, limits: list[int]) -> None:
+    """They change and come back while it is stopped: it counts with the other worker again when it goes on."""
+    config = {"server": {"workers": 2, "caller_wait": "0s"}, "credentials": [_limited(20)]}
+    with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
+        admin = Admin(gateway)
+        clients = [client_of(gateway.s3_url, ("one", "one-secret-0123")) for _ in range(12)]
+        until(lambda: _answers(clients[0]), "nothing passes")
+        stopped = next(one["process_id"] for one in admin.gateway["processes"] if one["name"] == "worker0")
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            for number, limit in enumerate(limits, 1):
+                text = gateway.config_file.read_text()
+                gateway.config_file.write_text(to_toml(_laid_over(text, {"credentials": [_limited(limit)]})))
+                os.kill(gateway.pid, signal.SIGHUP)
+                until(partial(lambda number: admin.gateway["generation"] == number, number), "it is not read anew")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+        def all_follow() -> bool:
+            return all(one["generation"] == len(limits) for one in admin.gateway["processes"])
+
+        until(all_follow, "it does not follow")
+        seconds, passed = 3.0, [0] * len(clients)
+        end = time.monotonic() + seconds
+
+        def ask(number: int) -> None:
+            while time.monotonic() < end:
+                passed[number] += _answers(clients[number])
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(clients))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 10 <= sum(passed) <= 20 * (seconds + 0.5) + 2
+
+
+def _limited(requests_per_second: int) -> dict[str, Any]:
+    key = {"access_key_id": "one", "secret_access_key": "one-secret-0123", "allow": ["s3://"]}
+    return {**key, "requests_per_second": requests_per_second}
+
+
+def _answers(client: Any) -> bool:
+    try:
+        client.head_bucket(Bucket=BUCKET)
+    except ClientError:
+        return False
+    return True

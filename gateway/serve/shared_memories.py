@@ -1,0 +1,77 @@
+"""Memory in which all processes count, made by the supervisor for settings, and opened by the others through it.
+
+Of settings that change it is made anew. That of the last ones stays: for processes that have not changed yet, and for
+settings that come back, which keep their memory; for a process may never have seen what was between.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.clock import Clock, SystemClock
+from gateway.config import Settings
+from gateway.config.live import SharedMemoryName
+
+MEMORIES_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    plan: object
+    descriptor: int
+    name: SharedMemoryName
+
+
+class SharedMemories:
+    """Those of one kind. One thread."""
+
+    def __init__(self, make: Callable[[Settings, Clock], int | None], plan_of: Callable[[Settings], object]) -> None:
+        """`make` gives a descriptor, or None where nothing is to be shared; `plan_of` is what that hangs on."""
+        self._make = make
+        self._plan_of = plan_of
+        self._made = 0
+        self._told: list[_Memory] = []
+        """The one told last is the last."""
+        self._untold: _Memory | None = None
+
+    def made(self, settings: Settings) -> SharedMemoryName | None:
+        """What these settings want, which may come to nothing until it is `told`; None: nothing is to be shared.
+
+        OSError.
+        """
+        plan = self._plan_of(settings)
+        for one in self._told:
+            if one.plan == plan:
+                return one.name
+        self._forget_untold()
+        descriptor = self._make(settings, SystemClock())
+        if descriptor is None:
+            return None
+        self._made += 1
+        self._untold = _Memory(plan, descriptor, SharedMemoryName(f"/proc/{os.getpid()}/fd/{descriptor}", self._made))
+        return self._untold.name
+
+    def told(self, name: SharedMemoryName | None) -> None:
+        """Processes are told of what was `made` last: it stays as long as it is in force, and longer."""
+        if self._untold is not None and self._untold.name == name:
+            self._told.append(self._untold)
+            self._untold = None
+        self._forget_untold()
+        self._told.sort(key=lambda one: one.name == name)  # the one in force comes last, the others stay in order
+        for old in self._told[:-MEMORIES_KEPT]:
+            os.close(old.descriptor)
+        del self._told[:-MEMORIES_KEPT]
+
+    def _forget_untold(self) -> None:
+        if self._untold is not None:
+            os.close(self._untold.descriptor)
+            self._untold = None
+
+    def close(self) -> None:
+        """At the end."""
+        self._forget_untold()
+        for one in self._told:
+            os.close(one.descriptor)
+        self._told.clear()
