@@ -169,7 +169,7 @@ def routed_origin(settings: Settings, connect: Callable[[OriginSettings], Origin
             endpoint_url=bucket.endpoint_url,
             region=bucket.region,
             addressing_style=bucket.addressing_style or main.addressing_style,
-            ca_bundle=str(bucket.ca_bundle) if bucket.ca_bundle else None,
+            ca_bundle=bucket.ca_bundle,
         )
         if own not in found:
             found[own] = connect(own)
@@ -197,7 +197,7 @@ def _origin_settings(settings: Settings) -> OriginSettings:
         endpoint_url=origin.endpoint_url,
         region=origin.region,
         addressing_style=origin.addressing_style,
-        ca_bundle=str(origin.ca_bundle) if origin.ca_bundle else None,
+        ca_bundle=origin.ca_bundle,
         proxy=origin.proxy.get_secret_value() if origin.proxy else None,
         connect_timeout_seconds=origin.connect_timeout_seconds,
         first_byte_timeout_seconds=origin.first_byte_timeout_seconds,

@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
@@ -16,8 +15,9 @@ from gateway.config.defaults import aws_endpoint_url
 from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden
-from gateway.config.settings import ServerSettings, Settings
+from gateway.config.settings import Settings
 from gateway.errors import ConfigError
+from gateway.pem import PemFile
 
 BLOCKS_MIN = 8
 """With room for fewer, a reader's own readahead would push out what it is about to read."""
@@ -97,24 +97,22 @@ def _certificate(settings: Settings) -> Iterator[ConfigError]:
         missing = "key_file" if server.key_file is None else "certificate_file"
         yield ConfigError(f"server.{missing}", None, "certificate_file and key_file go together")
     elif server.certificate_file and server.key_file:
-        yield from _unusable_pair(server)
+        yield from _unusable_pair(server.certificate_file, server.key_file)
 
 
-def _unusable_pair(server: ServerSettings) -> Iterator[ConfigError]:
-    certificate, key = Path(str(server.certificate_file)), Path(str(server.key_file))
-    readable = True
-    for name, path in (("certificate_file", certificate), ("key_file", key)):
-        if not os.access(path, os.R_OK):
-            readable = False
-            yield ConfigError(f"server.{name}", str(path), "a readable file")
-    if not readable:
+def _unusable_pair(certificate: PemFile, key: PemFile) -> Iterator[ConfigError]:
+    for name, file in (("certificate_file", certificate), ("key_file", key)):
+        if file.content is None:
+            yield ConfigError(f"server.{name}", str(file.path), "a readable file")
+    if certificate.content is None or key.content is None:
         return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        with certificate.in_memory() as certificate_path, key.in_memory() as key_path:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_path, key_path)
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "reason", None) or "not PEM"
         yield ConfigError(
-            "server.certificate_file", str(certificate), f"a PEM certificate that fits key_file ({reason})"
+            "server.certificate_file", str(certificate.path), f"a PEM certificate that fits key_file ({reason})"
         )
 
 
@@ -229,13 +227,14 @@ def _files(settings: Settings) -> Iterator[ConfigError]:
     yield from _certificates("origin.ca_bundle", settings.origin.ca_bundle)
 
 
-def _certificates(key: str, bundle: Path | None) -> Iterator[ConfigError]:
+def _certificates(key: str, bundle: PemFile | None) -> Iterator[ConfigError]:
     if bundle is None:
         return
     try:
-        ssl.create_default_context(cafile=bundle)
+        with bundle.in_memory() as path:
+            ssl.create_default_context(cafile=path)
     except (ssl.SSLError, OSError):
-        yield ConfigError(key, str(bundle), "a readable file of PEM certificates")
+        yield ConfigError(key, str(bundle.path), "a readable file of PEM certificates")
 
 
 def _capacity(settings: Settings) -> Iterator[ConfigError]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
+    PemFileSetting,
     RetiredValue,
     S3ObjectUrl,
     S3Prefix,
@@ -226,7 +227,7 @@ class BucketSettings(Section):
         "Bucket in the path or in the host name. Omitted: origin.addressing_style.",
         allowed="auto, path or virtual",
     )
-    ca_bundle: Path | None = setting(
+    ca_bundle: PemFileSetting | None = setting(
         None,
         "PEM certificates trusted for the bucket's home. Omitted: origin.ca_bundle, or, with an endpoint_url, the "
         "system's.",

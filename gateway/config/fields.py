@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FieldSerializationInfo,
+    PlainSerializer,
+    PlainValidator,
+)
 
 from gateway.config.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
+from gateway.pem import PemFile
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10
@@ -17,6 +28,29 @@ BandwidthBytesPerSecond = Annotated[
     int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(ge=BANDWIDTH_BYTES_PER_SECOND_MIN)
 ]
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
+
+
+def _pem_file(value: object) -> PemFile:
+    """By its path; or with what it held, as one process gives it to another."""
+    if isinstance(value, PemFile):
+        return value
+    if isinstance(value, dict) and value.keys() == {"path", "content"}:
+        content = value["content"]
+        return PemFile(Path(value["path"]), None if content is None else content.encode("latin-1"))
+    if isinstance(value, str | Path):
+        return PemFile(Path(value))
+    raise ValueError("the path of a file")
+
+
+def _pem_document(file: PemFile, info: FieldSerializationInfo) -> object:
+    """JSON is for people, and has the path alone."""
+    if info.mode == "json":
+        return str(file.path)
+    return {"path": str(file.path), "content": None if file.content is None else file.content.decode("latin-1")}
+
+
+PemFileSetting = Annotated[PemFile, PlainValidator(_pem_file), PlainSerializer(_pem_document)]
+"""A file of certificates or keys, which loading reads."""
 
 
 def setting(default: Any = ..., help: str = "", *, allowed: str, toml: str | None = None, **constraints: Any) -> Any:

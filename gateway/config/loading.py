@@ -21,6 +21,7 @@ from gateway.config.environment import merge_environment
 from gateway.config.problems import SettingsError, problems_of
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
+from gateway.pem import PemFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def load_settings(
     if more_slots:
         slots = document.get("slots", [])
         document["slots"] = [*(slots if isinstance(slots, list) else [slots]), *map(dict, more_slots)]
-    settings = complete(_with_secrets(_validated(document)), environment, running)
+    settings = complete(_with_files(_validated(document), running), environment, running)
     problems = check(settings, environment)
     if problems:
         raise SettingsError(problems)
@@ -80,11 +81,19 @@ def _validated(document: dict[str, object]) -> Settings:
         raise SettingsError(problems_of(error)) from None
 
 
-def _with_secrets(settings: Settings) -> Settings:
-    """Secrets that files hold, read; so that nobody behind this point needs to know where they came from."""
+def _with_files(settings: Settings, running: Settings | None) -> Settings:
+    """What files hold, read; so that nobody behind this point needs to know where it came from, and all processes have
+    the same, whatever becomes of the files. Whom the gateway trusts stays as it was at the start."""
     problems: list[ConfigError] = []
-    origin = settings.origin
-    admin = settings.admin
+    origin, server, admin = settings.origin, settings.server, settings.admin
+    known = dict[Path, PemFile]()
+    if running is not None:
+        bundles = (running.origin.ca_bundle, *(bucket.ca_bundle for bucket in running.buckets))
+        known = {bundle.path: bundle for bundle in bundles if bundle is not None}
+    pem = {
+        "certificate_file": _content(server.certificate_file),
+        "key_file": _content(server.key_file),
+    }
     secrets = {
         "origin": _secret(
             "origin.secret_access_key", origin.secret_access_key, origin.secret_access_key_file, problems
@@ -114,17 +123,33 @@ def _with_secrets(settings: Settings) -> Settings:
         )
         for i, one in enumerate(settings.credentials)
     ]
+    trusted = _content(origin.ca_bundle, known)
+    buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
     problems += _missing_secrets(credentials, problems)
     if problems:
         raise SettingsError(problems)
     return settings.model_copy(
         update={
-            "origin": origin.model_copy(update={"secret_access_key": secrets["origin"]}),
+            "server": server.model_copy(update=pem),
+            "origin": origin.model_copy(update={"secret_access_key": secrets["origin"], "ca_bundle": trusted}),
             "admin": admin.model_copy(update={"token": secrets["admin"]}),
             "credentials": credentials,
+            "buckets": buckets,
             "origin_credentials": origin_credentials,
         }
     )
+
+
+def _content(file: PemFile | None, known: Mapping[Path, PemFile] | None = None) -> PemFile | None:
+    """As it is `known`, or else read; as it is where it cannot be, which the checks tell."""
+    if file is not None and known is not None:
+        file = known.get(file.path, file)
+    if file is None or file.content is not None:
+        return file
+    try:
+        return file.read()
+    except (OSError, ValueError):
+        return file
 
 
 def _secret(key: str, given: SecretStr | None, file: Path | None, problems: list[ConfigError]) -> SecretStr | None:

@@ -136,6 +136,8 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
         for slot in after.slots
         if slot.block_size_bytes != sizes.get(slot.name, slot.block_size_bytes)
     ]
+    if (before.origin.access_key_id is None) != (after.origin.access_key_id is None):
+        keys.append("origin.access_key_id, from or to the usual AWS chain")
     here, there = _ways(before), _ways(after)
     keys += [f"where the bucket {name!r} is" for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
     if bool(before.credentials) != bool(after.credentials):

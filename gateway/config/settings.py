@@ -25,6 +25,7 @@ from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
     HostName,
+    PemFileSetting,
     Port,
     Section,
     SizeBytes,
@@ -51,12 +52,12 @@ class ServerSettings(Section):
         "Domains under which `bucket.domain` names a bucket (virtual-hosted style).",
         allowed="a list of host names in lower case, without port",
     )
-    certificate_file: Path | None = setting(
+    certificate_file: PemFileSetting | None = setting(
         None,
         "PEM certificate chain: https instead of http on the S3 port.",
         allowed="a readable file; together with key_file",
     )
-    key_file: Path | None = setting(
+    key_file: PemFileSetting | None = setting(
         None, "PEM private key of the certificate.", allowed="a readable file; together with certificate_file"
     )
     insecure: bool = setting(
@@ -182,7 +183,7 @@ class OriginSettings(Section):
         "End the start where no key for the origin is found. false: start without, and go on looking for one.",
         allowed="true or false",
     )
-    ca_bundle: Path | None = setting(
+    ca_bundle: PemFileSetting | None = setting(
         None, "PEM certificates trusted for the origin instead of the system's.", allowed="a readable file"
     )
     proxy: SecretStr | None = setting(

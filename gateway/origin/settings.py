@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gateway.pem import PemFile
+
 AddressingStyle = Literal["auto", "path", "virtual"]
 
 
@@ -12,7 +14,7 @@ AddressingStyle = Literal["auto", "path", "virtual"]
 class OriginSettings:
     """How to reach an origin.
 
-    `endpoint_url` None is AWS's own endpoint of the region. `ca_bundle` is a PEM file; None trusts the system's
+    `endpoint_url` None is AWS's own endpoint of the region. `ca_bundle` are certificates; None trusts the system's
     authorities. `proxy` is an http:// URL, hidden because it may carry a password.
 
     `first_byte_timeout_seconds`: a GET of an object or a HEAD is given up when its answer has not begun; and what else
@@ -26,7 +28,7 @@ class OriginSettings:
     endpoint_url: str | None = None
     region: str = "us-east-1"
     addressing_style: AddressingStyle = "auto"
-    ca_bundle: str | None = None
+    ca_bundle: PemFile | None = None
     proxy: str | None = field(default=None, repr=False)
     connect_timeout_seconds: float = 3.0
     first_byte_timeout_seconds: float = 8.0

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from gateway.config import settings_from_json, settings_to_json
 from gateway.config.loading import load_settings
 from gateway.config.overlay import NAME, load_with_overlay, read_overlay, restart_needed, with_overlay, write_overlay
 from gateway.config.problems import SettingsError
@@ -141,3 +143,30 @@ def test_an_omitted_capacity_stays_what_it_was(tmp_path: Path) -> None:
     assert load_settings(path, {}, running=smaller).settings.cache.capacity_bytes == 2**29
     found = with_overlay(path, {}, load_settings(path, {}, running=smaller), [slot("c")])
     assert found.settings.cache.capacity_bytes == 2**29
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_key_pair_from_or_to_the_usual_chain_needs_a_restart(tmp_path: Path, is_first: bool) -> None:
+    """One that is replaced by another in the same place does not."""
+    tables = [
+        '[origin]\naccess_key_id = "one"\nsecret_access_key = "a-secret"\n',
+        '[origin]\naccess_key_id = "two"\nsecret_access_key = "b-secret"\n',
+        "",
+    ]
+    one, other, none = (load_settings(configured(tmp_path, CONFIGURATION + table), {}).settings for table in tables)
+    assert restart_needed(one, other) == []
+    assert restart_needed(*((one, none) if is_first else (none, one))) == [
+        "origin.access_key_id, from or to the usual AWS chain"
+    ]
+
+
+def test_whom_the_gateway_trusts_stays_as_it_was_read(tmp_path: Path) -> None:
+    """The system may renew that file at any time, and every change of settings reads all of them anew."""
+    path = configured(tmp_path, CONFIGURATION + f'[origin]\nca_bundle = "{tmp_path}/trusted.pem"\n')
+    trustme.CA().cert_pem.write_to_path(tmp_path / "trusted.pem")
+    before = load_settings(path, {}).settings
+    for spoil in (lambda file: file.write_text("nonsense"), Path.unlink):
+        spoil(tmp_path / "trusted.pem")
+        after = load_settings(path, {}, running=before).settings
+        assert restart_needed(before, after) == []
+        assert after == settings_from_json(settings_to_json(before))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
 from gateway.clock import SystemClock
@@ -12,6 +13,7 @@ from gateway.origin.client import Origin, OriginRequest, StreamedBody
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import KeyPair, StaticCredentials
+from gateway.pem import PemFile
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -20,6 +22,8 @@ STRICT_PAIR = KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY)
 
 def s3_origin(endpoint_url: str, pair: KeyPair = STRICT_PAIR, **settings: object) -> S3Origin:
     """A client of the origin at `endpoint_url`; must be made on a running loop."""
+    if isinstance(bundle := settings.get("ca_bundle"), str):
+        settings["ca_bundle"] = PemFile(Path(bundle), Path(bundle).read_bytes() if Path(bundle).exists() else b"")
     given = OriginSettings(endpoint_url=endpoint_url, **settings)  # type: ignore[arg-type]
     return S3Origin(given, StaticCredentials(pair), SystemClock(), instance_id="test-gateway")
 

@@ -363,3 +363,47 @@ def _answers(client: Any) -> bool:
     except ClientError:
         return False
     return True
+
+
+@pytest.mark.slow
+def test_what_files_held_is_in_force_whatever_becomes_of_them(tmp_path: Path) -> None:
+    """Processes that are killed come back with the certificate of before, when the files that the settings name are
+    nonsense, or gone."""
+    names = ("cert.pem", "key.pem", "trusted.pem", "secret", "token")
+    make_certificate(tmp_path, "a")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "trusted.pem")
+    (tmp_path / "secret").write_text(SECRET_ACCESS_KEY)
+    (tmp_path / "token").write_text("a-token-for-tests-only")
+    files = [tmp_path / name for name in names]
+    with an_origin() as origin:
+        config = config_of(origin)
+        config["server"] |= {"certificate_file": str(files[0]), "key_file": str(files[1])}
+        config["origin"] |= {"secret_access_key": None, "secret_access_key_file": str(files[3])}
+        config["origin"] |= {"ca_bundle": str(files[2])}
+        config["admin"] = {"token_file": str(files[4])}
+        with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
+            before = served(gateway.s3_url)
+            for spoil in (lambda file: file.write_text("nonsense"), Path.unlink):
+                for file in files:
+                    spoil(file)
+                os.kill(gateway.pid, signal.SIGHUP)
+                until(lambda: "changed settings are refused" in gateway.log, "it was not looked at")
+                known = _processes(gateway)
+                for process_id in known:
+                    os.kill(process_id, signal.SIGKILL)
+
+                def are_others(known: list[int] = known) -> bool:
+                    try:
+                        found = _processes(gateway)
+                    except (httpx.HTTPError, TypeError):
+                        return False
+                    return len(found) == 3 and not set(found) & set(known)
+
+                until(are_others, "they do not come back")
+                assert {served(gateway.s3_url) for _ in range(6)} == {before}
+
+
+def _processes(gateway: GatewayProcess) -> list[int]:
+    headers = {"Authorization": "Bearer a-token-for-tests-only"}
+    status = httpx.get(f"{gateway.admin_url}/api/v1/status", headers=headers, timeout=60).json()
+    return [int(one["process_id"]) for one in status["gateway"]["processes"] if one["ready"]]

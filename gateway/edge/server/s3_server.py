@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -31,6 +30,7 @@ from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.response import not_encrypted, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import S3Error, StartupError
+from gateway.pem import PemFile
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -46,10 +46,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificate chain and private key, PEM."""
+    """Certificate chain and private key."""
 
-    certificate_file: Path
-    key_file: Path
+    certificate: PemFile
+    key: PemFile
 
     def context(self) -> ssl.SSLContext:
         """A server context for TLS 1.2 and later; StartupError when the files cannot be used."""
@@ -62,10 +62,11 @@ class TlsFiles:
     def load_into(self, context: ssl.SSLContext) -> None:
         """Have connections that begin from now on get this certificate; StartupError when it cannot be used."""
         try:
-            context.load_cert_chain(self.certificate_file, self.key_file)
+            with self.certificate.in_memory() as certificate, self.key.in_memory() as key:
+                context.load_cert_chain(certificate, key)
         except (OSError, ssl.SSLError) as error:
             raise StartupError(
-                f"cannot use the certificate {self.certificate_file} with the key {self.key_file}: {error}"
+                f"cannot use the certificate {self.certificate.path} with the key {self.key.path}: {error}"
             ) from error
 
 

@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -29,6 +28,7 @@ from gateway.origin.http1_client.response_stream import ResponseBroken, Response
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import DEFAULT_PORTS, Target
+from gateway.pem import PemFile
 from gateway.s3.headers import sendable
 
 KEPT_SECONDS = 10.0
@@ -578,12 +578,11 @@ def _basic(proxy: SplitResult) -> str | None:
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-def _ssl_context(ca_bundle: str | None) -> ssl.SSLContext:
+def _ssl_context(ca_bundle: PemFile | None) -> ssl.SSLContext:
     if ca_bundle is None:
         return ssl.create_default_context()
-    if not Path(ca_bundle).is_file():
-        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates")
     try:
-        return ssl.create_default_context(cafile=ca_bundle)
+        with ca_bundle.in_memory() as path:
+            return ssl.create_default_context(cafile=path)
     except ssl.SSLError as error:
-        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates") from error
+        raise ConfigError("origin.ca_bundle", str(ca_bundle.path), "a file of PEM certificates") from error

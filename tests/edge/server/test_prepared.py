@@ -50,6 +50,7 @@ from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
+from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
@@ -166,11 +167,7 @@ class Certificate:
 def certificate_in(directory: Path) -> Certificate:
     authority, trusting = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(trusting)
-    issued, files = authority.issue_cert("localhost"), TlsFiles(directory / "certificate.pem", directory / "key.pem")
-    issued.private_key_pem.write_to_path(files.key_file)
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(files.certificate_file, append=True)
-    return Certificate(files, trusting)
+    return Certificate(tls_files(authority.issue_cert("localhost"), directory), trusting)
 
 
 @dataclass

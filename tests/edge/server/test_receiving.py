@@ -14,9 +14,9 @@ import trustme
 
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
-from gateway.edge.server.s3_server import TlsFiles
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error
+from tests.support.certificates import tls_files
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import Wire, request, serving, until
 from tests.support.uploads import Collector, Uploads, md5
@@ -167,9 +167,7 @@ def test_bad_chunks_are_the_bodys_failure() -> None:
 def test_encrypted_bodies_arrive_too(tmp_path: Path) -> None:
     """TLS records are taken off by the event loop: nothing is read past it."""
     authority = trustme.CA()
-    certificate, tls = authority.issue_cert("localhost"), TlsFiles(tmp_path / "certificate.pem", tmp_path / "key.pem")
-    certificate.private_key_pem.write_to_path(tls.key_file)
-    certificate.cert_chain_pems[0].write_to_path(tls.certificate_file)
+    tls = tls_files(authority.issue_cert("localhost"), tmp_path)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
 

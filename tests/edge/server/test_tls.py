@@ -14,7 +14,9 @@ import trustme
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import Receive, Scope, Send, TlsFiles
 from gateway.errors import StartupError
+from gateway.pem import PemFile
 from tests.edge.server.apps import echo, file_app, mirror
+from tests.support.certificates import tls_files
 from tests.support.serving import request, serving
 
 
@@ -26,11 +28,7 @@ def authority() -> trustme.CA:
 @pytest.fixture
 def tls(authority: trustme.CA, tmp_path: Path) -> TlsFiles:
     certificate = authority.issue_cert("localhost")
-    files = TlsFiles(tmp_path / "certificate.pem", tmp_path / "key.pem")
-    certificate.private_key_pem.write_to_path(files.key_file)
-    for blob in certificate.cert_chain_pems:
-        blob.write_to_path(files.certificate_file, append=True)
-    return files
+    return tls_files(certificate, tmp_path)
 
 
 @pytest.fixture
@@ -169,8 +167,8 @@ def test_old_tls_is_refused(tls: TlsFiles) -> None:
 
 def test_unusable_files_are_a_startup_error(tls: TlsFiles) -> None:
     """The message names both files."""
-    swapped = TlsFiles(tls.key_file, tls.certificate_file)
+    swapped = TlsFiles(tls.key, tls.certificate)
     with pytest.raises(StartupError, match=r"key\.pem.*certificate\.pem"):
         swapped.context()
     with pytest.raises(StartupError, match="missing"):
-        TlsFiles(tls.certificate_file.with_name("missing"), tls.key_file).context()
+        TlsFiles(PemFile(tls.certificate.path.with_name("missing")), tls.key).context()
