@@ -34,7 +34,7 @@ class SlotRefused(Exception):
 class SlotChanges:
     """Asks over `tell`, and hears of it by the state of the gateway."""
 
-    def __init__(self, tell: Callable[[str], None], holder: StateHolder) -> None:
+    def __init__(self, tell: Callable[[str], bool], holder: StateHolder) -> None:
         self._tell = tell
         self._holder = holder
         self._asked = 0
@@ -44,12 +44,13 @@ class SlotChanges:
         if self._asked >= _ASKED_MAX:
             raise SlotRefused(503, "too many changes are under way: try again")
         asked = secrets.token_hex(8)
-        line = orjson.dumps({"asked": asked, "name": name, "slot": slot}).decode()
+        line = orjson.dumps({"asked": asked, "name": name, "slot": slot})
         if len(line) > _LINE_BYTES_MAX:
             raise SlotRefused(400, "so much cannot be said of a slot")
         self._asked += 1
         try:
-            self._tell(f"asks {line}")
+            if not self._tell(f"asks {line.decode()}"):
+                raise SlotRefused(503, "the supervisor does not listen now: try again")
             state = await self._until(lambda state: any(one == asked for one, _ in state.answers), ANSWER_SECONDS)
             if state is None:
                 raise SlotRefused(503, "the supervisor has not answered: look whether it is set")

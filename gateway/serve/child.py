@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import socket
 import sys
@@ -31,13 +30,14 @@ from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
 from gateway.serve.full_disk import refusal_when_full
+from gateway.serve.report_pipe import ReportPipe
 
 _log = structlog.get_logger("forebay.serve")
 
 
 def main(arguments: Sequence[str], work: Work | None = None) -> None:
     """Run as the child that `arguments` name; `work` replaces what its name stands for."""
-    name, report = arguments[0], int(arguments[1])
+    name, report = arguments[0], ReportPipe(int(arguments[1]))
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
     lines = parent_death_pipe.lines()
     config = ChildConfig.from_line(next(lines))
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
         asyncio.run(_run(name, config, listeners, report, work or _work_of(name), changes))
     except StoreUnavailable as error:
         refusal = refusal_when_full(config.settings.cache.directory, error)
-        _report(report, f"unusable {error}" if refusal is None else f"failed {refusal}")
+        report.tell(f"unusable {error}" if refusal is None else f"failed {refusal}")
         sys.exit(1)
     except (ForebayError, OSError, ImportError) as error:
         _log.error("the process cannot go on", error=str(error), exc_info=not isinstance(error, ForebayError))
-        _report(report, f"failed {error}")
+        report.tell(f"failed {error}")
         sys.exit(1)
 
 
@@ -81,7 +81,7 @@ class _Changes:
             with suppress(RuntimeError):  # the loop has ended, and the process is about to
                 self._loop.call_soon_threadsafe(self._come.set)
 
-    async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], None]) -> None:
+    async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], bool]) -> None:
         """For ever, keep to the last configuration that has come. What cannot be kept to is for the next process."""
         self._loop, generation = asyncio.get_running_loop(), config.generation
         while True:
@@ -131,7 +131,7 @@ async def _run(
     name: str,
     config: ChildConfig,
     listeners: list[socket.socket],
-    report: int,
+    report: ReportPipe,
     work: Work,
     changes: _Changes,
 ) -> None:
@@ -143,29 +143,21 @@ async def _run(
     live = LiveSettings(config.settings, config.bandwidth, config.callers, config.request_rates)
     following: asyncio.Task[None] | None = None
 
-    def tell(message: str) -> None:
-        _report(report, message)
+    report.follow(loop)
 
     def ready() -> None:
         """From now on all parts are there that are to follow."""
         nonlocal following
-        tell("ready")
-        following = asyncio.create_task(changes.follow(config, live, tell), name="changes of settings")
+        report.tell("ready")
+        following = asyncio.create_task(changes.follow(config, live, report.tell), name="changes of settings")
 
     path = config.settings.logging.audit_file
     audit = AuditLog(path, name) if path is not None else None
     async with Heartbeats(config.heartbeats).beating(process_number(name)):
         try:
-            await work(ChildContext(name, config, live, tell, listeners, stop, ready, audit))
+            await work(ChildContext(name, config, live, report.tell, listeners, stop, ready, audit))
         finally:
             if following is not None:
                 following.cancel()
             if audit is not None:
                 await asyncio.to_thread(audit.close)
-
-
-def _report(descriptor: int, message: str) -> None:
-    try:
-        os.write(descriptor, message.replace("\n", " ").encode() + b"\n")
-    except OSError as error:
-        _log.debug("nobody reads this report", report=message, error=str(error))

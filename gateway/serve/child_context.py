@@ -15,12 +15,13 @@ from gateway.serve.child_config import ChildConfig, process_number
 @dataclass(frozen=True, slots=True)
 class ChildContext:
     """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves. `live` are
-    the settings, which may change; with `tell` the process speaks to the supervisor."""
+    the settings, which may change; with `tell` the process speaks to the supervisor, unless it
+    has not listened for long (False)."""
 
     name: str
     config: ChildConfig
     live: LiveSettings
-    tell: Callable[[str], None]
+    tell: Callable[[str], bool]
     listeners: list[socket.socket]
     stop: asyncio.Event
     ready: Callable[[], None]

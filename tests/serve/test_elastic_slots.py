@@ -407,3 +407,30 @@ def _processes(gateway: GatewayProcess) -> list[int]:
     headers = {"Authorization": "Bearer a-token-for-tests-only"}
     status = httpx.get(f"{gateway.admin_url}/api/v1/status", headers=headers, timeout=60).json()
     return [int(one["process_id"]) for one in status["gateway"]["processes"] if one["ready"]]
+
+
+@pytest.mark.slow
+def test_a_stopped_supervisor_stops_no_other_process(tmp_path: Path) -> None:
+    """Whatever is asked for meanwhile: health and status are answered, and changes when it goes on, or with a 503."""
+    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
+        admin, answers = Admin(gateway), list[int]()
+        slot = {"prefix": f"s3://{BUCKET}/a/", "write": "back", "markers": ["m" * 1000] * 25}
+        os.kill(gateway.pid, signal.SIGSTOP)
+        try:
+            threads = [
+                threading.Thread(target=lambda: answers.append(admin.put("a", slot).status_code)) for _ in range(12)
+            ]
+            for thread in threads:
+                thread.start()
+            for _ in range(10):
+                began = time.monotonic()
+                assert admin.gateway["generation"] == 0
+                assert time.monotonic() - began < 5
+                time.sleep(0.1)
+        finally:
+            os.kill(gateway.pid, signal.SIGCONT)
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 12
+        assert set(answers) <= {200, 202, 503}
+        assert admin.put("a", {"prefix": f"s3://{BUCKET}/a/", "write": "through"}).status_code == 200
