@@ -48,7 +48,7 @@ from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import CallerLimits, Callers, Direction
+from gateway.policy.callers import CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
@@ -578,10 +578,10 @@ class S3App:
             context.told = scope[TOLD]
         if limits is None:
             return perform(context)
-        body.pace(limits)
         direction = direction_of(body.length_bytes)
         if limits.enter_now(direction):
             record.limits = limits
+            body.pace(limits)
             return perform(context)
         return self._limited(record, context, limits, direction, scope.get(CONTINUE))
 
@@ -593,9 +593,21 @@ class S3App:
         direction: Direction,
         send_continue: Callable[[], None] | None,
     ) -> Response:
-        """Wait for room, then go on as usual."""
-        await enter(limits, direction, send_continue)
-        record.limits = limits
+        """Wait for room, then go on as usual. Where limits change meanwhile, by those of then."""
+        clock, entered = self.services.clock, False
+        began = clock.monotonic()
+        found: CallerLimits | None = limits
+        while found is not None and not entered:
+            try:
+                await enter(found, direction, send_continue, clock.monotonic() - began)
+                entered = True
+            except LimitsReplaced:
+                send_continue = None  # it was sent
+                agent = context.request.headers.get("user-agent", "")
+                found = self.callers.find(record.credential, agent) if self.callers is not None else None
+        record.limits = found
+        if found is not None and record.body is not None:
+            record.body.pace(found)
         answer = perform(context)
         return answer if isinstance(answer, Response) else await answer
 

@@ -26,13 +26,15 @@ def direction_of(body_length_bytes: int | None) -> Direction:
     return "read" if body_length_bytes == 0 else "write"
 
 
-async def enter(limits: CallerLimits, direction: Direction, send_continue: Callable[[], None] | None) -> None:
-    """Wait for room; S3Error SlowDown where there is none in time. `send_continue` is there where the client expects
-    a 100."""
+async def enter(
+    limits: CallerLimits, direction: Direction, send_continue: Callable[[], None] | None, waited_seconds: float = 0.0
+) -> None:
+    """Wait for room; S3Error SlowDown where there is none in time, LimitsReplaced. `send_continue` is there where the
+    client expects a 100; `waited_seconds` were waited under other limits."""
     if send_continue is not None:
         send_continue()
     try:
-        await limits.enter(direction)
+        await limits.enter(direction, max(0.0, limits.wait_seconds - waited_seconds))
     except Refused as refused:
         raise s3_error(
             "SlowDown",

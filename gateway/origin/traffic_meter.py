@@ -52,12 +52,20 @@ def rank_of(purpose: Purpose) -> Callable[[], int]:
 _ALWAYS: tuple[Callable[[], int], ...] = (lambda: 0, lambda: 1, lambda: 2, lambda: 3)
 
 
+class CeilingsReplaced(Exception):
+    """What was waited for is in force no more; nothing was taken. With the seconds waited, as `take` returns them."""
+
+    def __init__(self, ceiling_seconds: float, link_seconds: float) -> None:
+        super().__init__("the ceilings were replaced")
+        self.waited = ceiling_seconds, link_seconds
+
+
 class RateLimiter(Protocol):
     """Where one slot's bytes pass in one direction. Of those that wait, what has the least `rank` then passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
-        Who is cancelled has taken nothing."""
+        Who is cancelled has taken nothing. Raises CeilingsReplaced."""
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
@@ -71,6 +79,9 @@ class Ceilings(Protocol):
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
         """None: nothing does."""
+
+    def let_go(self) -> None:
+        """They are in force no more: whoever waits looks where to pass now."""
 
 
 class RequestRates(Protocol):
@@ -112,11 +123,20 @@ class OriginMeter:
         self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRates | None = None
     ) -> None:
         self._observer = observer
-        self.ceilings = ceilings
-        """Replaced while bodies pass: their next pieces keep to the new ones."""
-
+        self._ceilings = ceilings
         self.requests = requests
         """Replaced, too."""
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """Replaced while bodies pass: their next pieces keep to the new ones, and so do those that wait."""
+        return self._ceilings
+
+    @ceilings.setter
+    def ceilings(self, ceilings: Ceilings | None) -> None:
+        before, self._ceilings = self._ceilings, ceilings
+        if before is not None and before is not ceilings:
+            before.let_go()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         """What a body of `request`, or of its answer, passes."""
@@ -195,10 +215,16 @@ class TrafficMeter:
 
     async def wait(self, count: int) -> None:
         """Until a piece of `count` bytes may pass."""
-        limiter = self._now()
-        if limiter is None:
-            return
-        ceiling_seconds, link_seconds = await limiter.take(count, self._rank)
+        has_passed = False
+        while not has_passed and (limiter := self._now()) is not None:
+            try:
+                waited = await limiter.take(count, self._rank)
+                has_passed = True
+            except CeilingsReplaced as replaced:
+                waited = replaced.waited
+            self._tell_waited(*waited)
+
+    def _tell_waited(self, ceiling_seconds: float, link_seconds: float) -> None:
         if ceiling_seconds > 0:
             self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
         if link_seconds > 0:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from gateway.clock import Clock
 from gateway.origin.client import Direction
+from gateway.origin.traffic_meter import CeilingsReplaced
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, Entry, FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
 
@@ -93,7 +94,7 @@ class RateLimiter:
 
     async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
         """Wait until `count` bytes may pass. Who is cancelled has taken nothing, nor who has waited for too long:
-        TimeoutError, `HOLD_SECONDS` later at most."""
+        TimeoutError, `HOLD_SECONDS` later at most. Raises CeilingsReplaced."""
         if self.passes(count, rank):
             return NOT_WAITED
         now = self._clock.monotonic()
@@ -104,6 +105,8 @@ class RateLimiter:
         self._link.enter(self)
         try:
             waited = await piece.passed
+        except CeilingsReplaced:
+            raise
         except BaseException:
             self._leave(piece)
             raise
@@ -129,6 +132,16 @@ class RateLimiter:
         if self._ceiling is not None:
             self._ceiling.take(count)
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
+
+    def let_go(self) -> None:
+        """Its ceilings are in force no more: nobody waits here, and what was reserved is given back."""
+        now, at_link_since = self._clock.monotonic(), self._at_link_since
+        waiting, self._waiting = self._waiting, []
+        self._advance()
+        for piece in waiting:
+            if not piece.passed.done():
+                at_link = max(at_link_since, piece.since) if at_link_since is not None else now
+                piece.passed.set_exception(CeilingsReplaced(at_link - piece.since, now - at_link))
 
     # For the link
 
@@ -209,6 +222,8 @@ class RateLimiter:
             self._reserved = count
 
     def _leave(self, piece: _Piece) -> None:
+        if piece not in self._waiting and _is_let_go(piece):
+            return
         if piece.passed.done() and not piece.passed.cancelled():  # it had passed, and nobody has heard of it
             if piece.passed.result() is None:
                 return
@@ -241,6 +256,12 @@ class RateLimiter:
     def _rank(self, piece: _Piece, now: float) -> int:
         is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
         return 0 if is_impatient else piece.rank()
+
+
+def _is_let_go(piece: _Piece) -> bool:
+    """It is cancelled, too, before it has heard of it."""
+    passed = piece.passed
+    return passed.cancelled() or (passed.done() and isinstance(passed.exception(), CeilingsReplaced))
 
 
 @dataclass(eq=False)
@@ -350,6 +371,12 @@ class Bandwidth:
             limiter = RateLimiter(self._slots[slot], ceiling, link, self._clock) if is_limited else None
             self._limiters[key] = limiter
         return self._limiters[key]
+
+    def let_go(self) -> None:
+        """Others are in force: whoever waits under these passes there."""
+        for limiter in self._limiters.values():
+            if limiter is not None:
+                limiter.let_go()
 
 
 _OTHER = ""

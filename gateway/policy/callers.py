@@ -110,6 +110,10 @@ class Refused(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class LimitsReplaced(Exception):
+    """What a request waited for is in force no more; it has taken nothing."""
+
+
 class _Tag(NamedTuple):
     """Whose turn it is: the least."""
 
@@ -123,7 +127,7 @@ class _Waiter:
     since: float
     is_bounded: bool
     passed: asyncio.Future[bool]
-    """False: the process ends."""
+    """False: the process ends. LimitsReplaced."""
 
 
 class Gate:
@@ -189,7 +193,7 @@ class Gate:
         return not self._queues and max(self._until) <= now and self._take(cost, now)
 
     async def enter(self, flow: int, cost: int, wait_seconds: float | None) -> bool:
-        """Wait for the turn; False when it has not come in time. None: there is no such time."""
+        """Wait for the turn; False when it has not come in time. None: there is no such time. Raises LimitsReplaced."""
         if self.passes(cost):
             return True
         queue = self._queues.get(flow)
@@ -205,7 +209,7 @@ class Gate:
         try:
             await self._wait(waiter, wait_seconds)
         except BaseException:
-            if waiter.passed.done() and waiter.passed.result():
+            if waiter.passed.done() and waiter.passed.exception() is None and waiter.passed.result():
                 self.leave(cost)
             raise
         finally:
@@ -246,6 +250,13 @@ class Gate:
             for waiter in [one for one in queue if one.is_bounded]:
                 self._forget(flow, waiter)
                 waiter.passed.set_result(False)
+
+    def let_go(self) -> None:
+        """Others are in force: no request waits here any more. Bodies that have begun go on."""
+        for flow, queue in list(self._queues.items()):
+            for waiter in [one for one in queue if one.is_bounded]:
+                self._forget(flow, waiter)
+                waiter.passed.set_exception(LimitsReplaced())
 
     def look(self) -> None:
         """Let pass whose turn it is, and tell the others who waits."""
@@ -411,7 +422,7 @@ class CallerLimits:
         return True
 
     async def enter(self, direction: Direction, wait_seconds: float | None = None) -> None:
-        """The same, and wait for room: Refused when there is none in time, or too many wait already."""
+        """The same, and wait for room: Refused when there is none in time, or too many wait already. LimitsReplaced."""
         until = self.clock.monotonic() + (self.wait_seconds if wait_seconds is None else wait_seconds)
         entered: list[Account] = []
         try:
@@ -556,6 +567,11 @@ class Callers:
         while True:
             beats[self._cells.own] = self._clock.monotonic()
             await self._clock.sleep(BEAT_SECONDS)
+
+    def let_go(self) -> None:
+        """Others are in force: requests that wait have not begun, and look where to enter now."""
+        for gate in self._gates:
+            gate.let_go()
 
     def close(self) -> None:
         """The process is to end: nobody waits for room any more."""

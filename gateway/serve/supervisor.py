@@ -111,7 +111,7 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     made = [memory.made(settings) for memory in (bandwidth, callers, request_rates)]
     for memory, name in zip((bandwidth, callers, request_rates), made, strict=True):
         memory.told(name)
-    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, *made, closed)
+    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, made[0], made[1], made[2], closed)
     return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers, request_rates)
 
 

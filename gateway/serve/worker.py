@@ -82,7 +82,10 @@ class _LiveCallers:
             return
         found = [one for one in self._known if one[0] == wanted] or [(wanted, self._app.limits())]
         self._known = [*(one for one in self._known if one[0] != wanted), *found][-_KNOWN_MAX:]
+        before = self._app.callers
         self._app.callers = self._prepared.callers = callers = found[0][1]
+        if before is not None and before is not callers:
+            before.let_go()
         if callers is not None and callers not in self._tended:
             self._tended.add(callers)
             task = asyncio.create_task(self._tend(callers), name="limits of callers")

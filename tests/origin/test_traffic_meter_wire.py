@@ -50,6 +50,9 @@ class Held:
     def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
         assert seconds == HELD_SECONDS
 
+    def let_go(self) -> None:
+        return
+
 
 def held_origin(strict: StrictOrigin) -> MeteredOrigin:
     meter = OriginMeter(Held(), Held())

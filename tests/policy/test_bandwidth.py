@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.origin.client import OriginRequest, Purpose
+from gateway.origin.traffic_meter import OriginMeter
 from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, cells_for
 from gateway.policy.fair_shares import HOLD_SECONDS
 from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
@@ -288,3 +290,48 @@ def test_who_has_waited_for_too_long_has_taken_nothing_and_the_others_pass(ceili
         assert limiter.passes(1, first)  # nobody else has taken anything
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("link", [None, 1000])
+@pytest.mark.parametrize("after", [None, 100_000])
+def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | None, after: int | None) -> None:
+    """Or by the one that is in force then. What was waited for is given back, and one that leaves meanwhile takes
+    nothing."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        ceilings = [Ceiling("read", "a", 1000)] + ([Ceiling("read", None, link)] if link is not None else [])
+        before = limited(clock, *ceilings)
+        observed = Observed()
+        meter = OriginMeter(observed, before)
+        request = OriginRequest("GET", "b", "k", slot="a", purpose=Purpose.LIVE)
+        limiter_of(before, "a").charge(10_000)
+        readers = [asyncio.ensure_future(meter.of_body("read", request).wait(5000)) for _ in range(16)]
+        await clock.advance(STEP_SECONDS)
+        await clock.advance(STEP_SECONDS)
+        assert not any(one.done() for one in readers)
+        readers[3].cancel()
+        meter.ceilings = limited(clock, Ceiling("read", "a", after)) if after is not None else None
+        readers[4].cancel()
+        for _ in range(20):
+            await clock.advance(STEP_SECONDS)
+        assert all(one.done() for one in readers)
+        assert [one.cancelled() for one in readers].count(True) == 2
+        assert observed.seconds > 0
+        levels = [bucket.level(clock.monotonic()) for bucket in before._ceilings.values()]
+        assert all(level > -10_000 for level in levels), "nothing of the pieces that waited is on the old account"
+        assert all(one.exception() is None for one in readers if not one.cancelled())
+
+    asyncio.run(scenario())
+
+
+class Observed:
+    """How long was waited."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def origin_attempt(self, attempt: object) -> None: ...
+    def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None: ...
+    def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
+        self.seconds += seconds

@@ -23,6 +23,7 @@ from gateway.policy.callers import (
     Callers,
     CallersPlan,
     Limits,
+    LimitsReplaced,
     Refused,
 )
 from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
@@ -358,3 +359,35 @@ def test_memory_of_another_configuration_is_refused() -> None:
     plan = alone(Limits(1))
     with memory(plan, 1) as descriptor, pytest.raises(ValueError, match="another version"):
         SharedCells(mmap.mmap(descriptor, 0), plan.rows + 1, 1, 0)
+
+
+def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
+    """Requests that have not begun hold nothing there; pieces of those that have begun wait on."""
+
+    async def scenario() -> None:
+        plan = CallersPlan([("k", Limits(1, 1.0, read_bytes_per_second=1000))], [], WAIT_SECONDS)
+        clock, counts = ManualClock(), Counts()
+        callers = Callers(plan, clock, counts)
+        limits = callers.find("k", "")
+        assert limits is not None
+        assert limits.enter_now("read")
+        limits.charge("read", 5000)
+        waiting = [asyncio.ensure_future(limits.enter("read")) for _ in range(5)]
+        piece = asyncio.ensure_future(limits.pass_bytes("read", 10))
+        await clock.advance(0.1)
+        waiting[1].cancel()
+        callers.let_go()
+        waiting[2].cancel()
+        await clock.advance(0.1)
+        for number, one in enumerate(waiting):
+            assert one.cancelled() if number in (1, 2) else isinstance(one.exception(), LimitsReplaced)
+        assert not piece.done()
+        assert counts.gauges["waiting", "credential", "k"] == 1
+        for _ in range(100):
+            await clock.advance(0.1)
+        assert piece.done()
+        limits.leave()
+        assert counts.gauges["running", "credential", "k"] == 0
+        assert limits.enter_now("read")
+
+    asyncio.run(scenario())

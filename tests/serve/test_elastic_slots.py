@@ -434,3 +434,42 @@ def test_a_stopped_supervisor_stops_no_other_process(tmp_path: Path) -> None:
         assert len(answers) == 12
         assert set(answers) <= {200, 202, 503}
         assert admin.put("a", {"prefix": f"s3://{BUCKET}/a/", "write": "through"}).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [None, "100MiB/s"])
+def test_who_waits_under_what_is_lifted_passes_by_what_is_in_force(tmp_path: Path, after: str | None) -> None:
+    """Within seconds: pieces at a ceiling of their slot, and requests at a limit of their caller."""
+    config = {"server": {"workers": 2, "caller_wait": "60s"}, "credentials": [_limited(1), _unlimited()]}
+    with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
+        admin, slot = Admin(gateway), {"prefix": f"s3://{BUCKET}/a/"}
+        direct = client_of(origin.endpoint_url)
+        for number in range(16):
+            direct.put_object(Bucket=BUCKET, Key=f"a/{number}", Body=bytes(MIB))
+        assert admin.put("a", {**slot, "read_bandwidth": "64KiB/s"}).status_code == 200
+        done = list[str]()
+
+        def read(number: int) -> None:
+            client_of(gateway.s3_url, ("all", "all-secret-0123")).get_object(Bucket=BUCKET, Key=f"a/{number}")[
+                "Body"
+            ].read()
+            done.append("read")
+
+        def head(_: int) -> None:
+            client_of(gateway.s3_url, ("one", "one-secret-0123")).head_bucket(Bucket=BUCKET)
+            done.append("head")
+
+        threads = [threading.Thread(target=work, args=(number,)) for work in (read, head) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        time.sleep(2)
+        assert len(done) < 10
+        assert admin.put("a", {**slot, "read_bandwidth": after} if after else slot).status_code == 200
+        admin.reload({"credentials": [_limited(1000) if after else _unlimited("one"), _unlimited()]}, gateway)
+        for thread in threads:
+            thread.join(timeout=8)
+        assert sorted(done) == ["head"] * 16 + ["read"] * 16
+
+
+def _unlimited(name: str = "all") -> dict[str, Any]:
+    return {"access_key_id": name, "secret_access_key": f"{name}-secret-0123", "allow": ["s3://"]}
