@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,6 +46,9 @@ from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
+
+_LEARNED_SECONDS_MAX = 1.0
+"""So long changed slots wait at most until what was learned is written down."""
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
@@ -235,6 +238,9 @@ async def s3_application(
             authenticator.follow(_keyring(live.now, node.credentials))
             services.rights.forget()
             if not closed:
+                with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
+                    async with asyncio.timeout(_LEARNED_SECONDS_MAX):
+                        await catalog.settle()
                 await blocks.follow_slots()
                 if services.writeback is None:
                     services.writeback = await buffer_if_needed()

@@ -178,8 +178,24 @@ class Catalog:
         )
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
+                if response.status == 404:
+                    self.shown(key, slot, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
-            return object_head(key, response.headers, is_part=part_number is not None)
+            head = object_head(key, response.headers, is_part=part_number is not None)
+            self.shown(key, slot, head.version.etag)
+            return head
+
+    def shown(self, key: ObjectKey, slot: Slot, etag: str | None) -> None:
+        """A reader is told by the origin itself that the object has this ETag now; None: that there is none.
+
+        What is remembered otherwise is of the time before the slot was as it is. It goes, so that no reader is led back
+        to it when the slot is as it was.
+        """
+        if slot.consistency not in ("strict", "snapshot"):
+            return
+        entry = self._lookup(key)
+        if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
+            self.forget(key)
 
     async def current(
         self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], look: bool = False
@@ -248,6 +264,7 @@ class Catalog:
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
+        self.shown(head.version.key, slot, head.version.etag)
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")
             if head.version.etag:

@@ -183,8 +183,14 @@ class CurrentVersions:
 
     async def forward(self) -> Response:
         if self.context.request.method == "HEAD":
-            return await forward_joined(self.context)
-        return await forward(self.context, cache="bypass")
+            reply = await forward_joined(self.context)
+        else:
+            reply = await forward(self.context, cache="bypass")
+        if reply.status in (200, 206, 304, 404) and self.context.request.parameter("versionId") is None:
+            etag = next((value for name, value in reply.headers if name == "etag"), None)
+            if etag is not None or reply.status == 404:
+                self.context.services.catalog.shown(self.context.object_key, self.context.slot, etag)
+        return reply
 
     def known(self) -> ObjectHead | None:
         context = self.context
@@ -228,6 +234,8 @@ class CurrentVersions:
             return await self.forward()
         asked = catalog.now(key)
         response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
+        if response.status in (200, 206):
+            catalog.forget(key)  # it has come since its absence was learned, and somebody sees it now
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.support.blocks import block_files
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 
@@ -483,3 +485,57 @@ def another_worker(gateway: GatewayApp, clock: ManualClock) -> Catalog:
 
 def md5_of(body: bytes) -> str:
     return base64.b64encode(hashlib.md5(body).digest()).decode()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_10_9_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path, seed: int) -> None:
+    """10.9 Who has seen a change while the slot was strict, by GET or HEAD, sees nothing older afterwards,
+    whatever becomes of the slot."""
+    dice = random.Random(seed)
+    remembering = (TTL, IMMUTABLE, NEGATIVE, PATIENT)
+
+    async def scenario() -> None:
+        clock, directory = ManualClock(), tmp_path
+        origin = MemoryOrigin(clock)
+        origin.create_bucket("bucket")
+        async with gateway_app(directory, origin=origin, clock=clock, allow_unsigned=True) as gateway:
+            states: list[bytes | None] = [None]
+            seen = 0
+
+            def change() -> None:
+                if dice.random() < 0.3:
+                    origin.buckets["bucket"].remove("k")
+                    states.append(None)
+                else:
+                    body = b"%06d" % len(states) * dice.choice([1, BLOCK_SIZE_BYTES])
+                    states.append(body)
+                    origin.put("bucket", "k", body)
+
+            async def read() -> None:
+                nonlocal seen
+                method = dice.choice(["GET", "GET", "HEAD"])
+                headers = {"range": "bytes=0-5"} if method == "GET" and dice.random() < 0.3 else {}
+                answer = await ask(gateway, method, headers=headers)
+                if answer.status == 404:
+                    found = max(number for number, state in enumerate(states) if state is None)
+                elif method == "HEAD":
+                    etags = [hashlib.md5(state, usedforsecurity=False).hexdigest() if state else "" for state in states]
+                    found = etags.index(answer.headers["etag"].strip('"'))
+                else:
+                    found = int(answer.body[:6])
+                assert found >= seen, f"{method} shows state {found} after {seen}"
+                seen = found
+
+            for _ in range(40):
+                step = dice.random()
+                if step < 0.15:
+                    change()
+                elif step < 0.35:
+                    slot = STRICT if dice.random() < 0.5 else dice.choice(remembering)
+                    gateway.app.services.slots.follow([slot] if slot is not STRICT or dice.random() < 0.5 else [])
+                elif step < 0.4:
+                    await clock.advance(dice.choice([1.0, 30.0, 100.0]))
+                else:
+                    await read()
+
+    asyncio.run(scenario())

@@ -473,3 +473,40 @@ def test_who_waits_under_what_is_lifted_passes_by_what_is_in_force(tmp_path: Pat
 
 def _unlimited(name: str = "all") -> dict[str, Any]:
     return {"access_key_id": name, "secret_access_key": f"{name}-secret-0123", "allow": ["s3://"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consistency", ["immutable", "ttl"])
+def test_no_version_comes_back_that_was_seen_to_be_replaced(tmp_path: Path, consistency: str) -> None:
+    """While the slot was strict, or gone: in any worker, prepared answers included; nor does what was deleted, nor an
+    absence."""
+    remembering = {"prefix": f"s3://{BUCKET}/s/", "consistency": consistency, "metadata_ttl": "1h"}
+    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
+        admin, direct = Admin(gateway), client_of(origin.endpoint_url)
+
+        def state(key: str) -> set[bytes]:
+            found = set()
+            for _ in range(6):
+                client = client_of(gateway.s3_url)
+                for _ in range(3):
+                    try:
+                        found.add(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+                    except ClientError as error:
+                        found.add(error.response["Error"]["Code"].encode())
+            return found
+
+        ways = (partial(admin.put, "s", {"prefix": f"s3://{BUCKET}/s/"}), partial(admin.delete, "s"))
+        for number, strict in enumerate(ways):
+            changed, deleted, made = (f"s/{number}/{name}" for name in ("changed", "deleted", "made"))
+            for key in (changed, deleted):
+                direct.put_object(Bucket=BUCKET, Key=key, Body=b"one")
+            assert admin.put("s", {**remembering, "negative_ttl": "1h"}).status_code == 200
+            assert [state(key) for key in (changed, deleted, made)] == [{b"one"}, {b"one"}, {b"NoSuchKey"}]
+            assert strict().status_code == 200
+            direct.put_object(Bucket=BUCKET, Key=changed, Body=b"two")
+            direct.put_object(Bucket=BUCKET, Key=made, Body=b"two")
+            direct.delete_object(Bucket=BUCKET, Key=deleted)
+            now = [{b"two"}, {b"NoSuchKey"}, {b"two"}]
+            assert [state(key) for key in (changed, deleted, made)] == now
+            assert admin.put("s", {**remembering, "negative_ttl": "1h"}).status_code == 200
+            assert [state(key) for key in (changed, deleted, made)] == now
