@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import ssl
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import trustme
 from botocore.exceptions import ClientError
 from cryptography import x509
 
-from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, refused, until
-from tests.support.gateway_process import GatewayProcess
+from tests.support.blocks import MIB
+from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, laid_over, refused, until
+from tests.support.gateway_process import GatewayProcess, to_toml
+from tests.support.strict_origin import SECRET_ACCESS_KEY
 
 
 def test_a_slot_is_set_changed_and_removed(tmp_path: Path) -> None:
@@ -327,7 +331,7 @@ def test_limits_hold_over_a_worker_that_has_not_seen_all_changes(tmp_path: Path,
         try:
             for number, limit in enumerate(limits, 1):
                 text = gateway.config_file.read_text()
-                gateway.config_file.write_text(to_toml(_laid_over(text, {"credentials": [_limited(limit)]})))
+                gateway.config_file.write_text(to_toml(laid_over(text, {"credentials": [_limited(limit)]})))
                 os.kill(gateway.pid, signal.SIGHUP)
                 until(partial(lambda number: admin.gateway["generation"] == number, number), "it is not read anew")
         finally:

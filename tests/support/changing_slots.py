@@ -100,7 +100,7 @@ class Admin:
         """Have the file read anew, and wait until that has been judged, and followed by all."""
         before = self.gateway
         text = gateway.config_file.read_text()
-        gateway.config_file.write_text(to_toml(_laid_over(text, config)))
+        gateway.config_file.write_text(to_toml(laid_over(text, config)))
         os.kill(gateway.pid, signal.SIGHUP)
 
         def is_over() -> bool:
@@ -114,7 +114,7 @@ class Admin:
         until(is_over, "the file was not read anew")
 
 
-def _laid_over(text: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(text: str, config: Mapping[str, Any]) -> dict[str, Any]:
     document = tomllib.loads(text)
     for name, table in config.items():
         document[name] = {**document.get(name, {}), **table} if isinstance(table, dict) else table
