@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -114,7 +115,7 @@ def numbers_of(model: type[Section], path: str = "") -> list[tuple[str, str]]:
         table = table_of(field.annotation)
         if table is not None and issubclass(table, Section):
             found += numbers_of(table, field.alias or name)
-        elif any(one in str(field.annotation) for one in ("int", "float")):
+        elif re.search(r"\b(int|float)\b", str(field.annotation)):
             found.append((path, field.alias or name))
     return found
 
@@ -123,6 +124,7 @@ def numbers_of(model: type[Section], path: str = "") -> list[tuple[str, str]]:
 def test_a_number_beyond_what_can_be_held_is_refused(tmp_path: Path, value: Any) -> None:
     """Of every setting, with its key, value and what is allowed."""
     lists = {"slots": slot("a", name="a"), "credentials": {}, "caller_classes": {"name": "c"}}
+    lists |= {"origin_credentials": {"name": "o"}, "buckets": {"name": "b"}}
     text = to_toml({"x": {"y": value}}).split(" = ")[1]
     for table, name in numbers_of(Settings):
         head = f"[[{table}]]" if table in lists else f"[{table}]"
