@@ -22,6 +22,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_verified
 from gateway.s3.error_codes import s3_error
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, call
+from tests.support.certificates import tls_files
 from tests.support.gateway_app import gateway_app
 from tests.support.serving import serving
 
@@ -79,12 +80,7 @@ def client(port: int, ca_file: Path | None, **settings: Any) -> Any:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[TlsFiles, Path]:
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
-    certificate, files = (
-        authority.issue_cert("localhost"),
-        TlsFiles(directory / "certificate.pem", directory / "key.pem"),
-    )
-    certificate.private_key_pem.write_to_path(files.key_file)
-    certificate.cert_chain_pems[0].write_to_path(files.certificate_file)
+    files = tls_files(authority.issue_cert("localhost"), directory)
     authority.cert_pem.write_to_path(directory / "ca.pem")
     return files, directory / "ca.pem"
 

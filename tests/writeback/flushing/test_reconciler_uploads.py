@@ -309,6 +309,8 @@ class _Meter:
     def limiter(self, direction: Direction, slot: str) -> _Limiter:
         return self.limiters.setdefault((direction, slot), _Limiter())
 
+    def let_go(self) -> None: ...
+
     def origin_attempt(self, attempt: Attempt) -> None: ...
 
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
