@@ -1,8 +1,14 @@
 """Limits of callers, over all processes of the node: requests at a time and per second, bytes to and from the client.
 
 A credential and a class of callers have an account each, where anything limits them; a request has to pass both. An
-account has up to three gates: requests, bytes to the client ("read"), bytes from it ("write"). Who finds no room at a
-gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each credential is a flow.
+account has a gate for requests, and for each direction that is limited, to the client ("read") and from it ("write"),
+two: `turns`, which says whose turn it is, and `wire`, which no byte passes before its time. A request enters by `turns`
+and takes what its first piece will cost there: as much as those of its flow did lately, if nothing tells. What it was
+wrong by is made good when the piece is known. What is paid for so may come late, and with others; so every piece passes
+`wire` at the moment when it is handed on.
+
+Who finds no room at a gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each
+credential is a flow.
 A flow has start tags (start-time fair queueing): the one that has passed least since anybody waited is next, and
 who comes back begins with the least of those that wait, so nobody saves up turns. Of one flow the request passes
 that has waited longest, in whichever process.
@@ -24,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
@@ -53,6 +59,9 @@ FLOWS_MAX = 64
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 * 1024, 1024 * 1024
 PIECE_SECONDS = 0.1
 """A body passes in pieces of so much of the rate."""
+
+_LEARNING = 1 / 8
+"""What the latest answer counts for in what the next one is expected to be."""
 
 UNSIGNED = "anonymous"
 """Whose requests carry no signature: one credential, all together."""
@@ -188,6 +197,16 @@ class Gate:
         now = self._clock.monotonic()
         return not self._queues and max(self._until) <= now and self._take(cost, now)
 
+    def has_room(self) -> bool:
+        """Whether there is no debt, and nobody waits."""
+        now = self._clock.monotonic()
+        is_free = self._bucket is None or self._bucket.delay_seconds(now) <= 0
+        return is_free and not self._queues and max(self._until) <= now
+
+    def passes_ahead(self, cost: int) -> bool:
+        """The same for one that has waited for its turn elsewhere: whoever waits here does not keep it."""
+        return self._take(cost, self._clock.monotonic())
+
     async def enter(self, flow: int, cost: int, wait_seconds: float | None) -> bool:
         """Wait for the turn; False when it has not come in time. None: there is no such time."""
         if self.passes(cost):
@@ -235,9 +254,11 @@ class Gate:
             self.look()
 
     def charge(self, cost: int) -> None:
-        """It has passed without having waited: those behind it wait for it."""
-        if self._bucket is not None:
+        """It has passed without having waited: those behind it wait for it. Less than nothing was taken in vain."""
+        if self._bucket is not None and cost:
             self._bucket.take(cost)
+            if cost < 0 and self._queues:
+                self.look()
 
     def close(self) -> None:
         """No request waits any more; bodies that have begun go on."""
@@ -328,22 +349,43 @@ class Gate:
             self._until[self._own] = now + HOLD_SECONDS
 
 
+_GATES_OF_ACCOUNT = 5
+"""Requests; turns and wire, read and write."""
+
+
 def _rows_of_gate(flows: int) -> int:
     return ROWS_OF_BUCKET + 3 + 2 * flows
 
 
+class BytesGates:
+    """The two of one direction of an account, which share a rate; see the module."""
+
+    def __init__(self, turns: Gate, wire: Gate, rate: float) -> None:
+        self.turns, self.wire = turns, wire
+        self.piece_bytes = int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, rate * PIECE_SECONDS)))
+        self._expected: dict[int, float] = {}
+
+    def expected_bytes(self, flow: int) -> int:
+        """What the first piece of an answer will have."""
+        return round(self._expected.get(flow, self.piece_bytes))
+
+    def learn(self, flow: int, count: int) -> None:
+        """What one had."""
+        before = self._expected.get(flow, float(count))
+        self._expected[flow] = before + (count - before) * _LEARNING
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one credential or one class has in all. A gate is None where nothing limits what passes there."""
+    """What one credential or one class has in all. Gates are None where nothing limits what passes there."""
 
     scope: Scope
     name: str
     requests: Gate | None
-    read: Gate | None
-    write: Gate | None
+    read: BytesGates | None
+    write: BytesGates | None
 
-    def gate(self, direction: Direction) -> Gate | None:
-        """Of bytes."""
+    def bytes_gates(self, direction: Direction) -> BytesGates | None:
         return self.read if direction == "read" else self.write
 
 
@@ -376,7 +418,7 @@ class CallersPlan:
     @property
     def rows(self) -> int:
         """Of cells, for all of it; 0 where nothing is limited."""
-        rows = sum(3 * _rows_of_gate(account.flows) for account in self.accounts)
+        rows = sum(_GATES_OF_ACCOUNT * _rows_of_gate(account.flows) for account in self.accounts)
         return rows + 1 if rows else 0
 
 
@@ -393,66 +435,59 @@ class CallerLimits:
 
     def piece_bytes(self, direction: Direction) -> int | None:
         """How much of a body passes at once; None: it is not paced."""
-        gates = [account.gate(direction) for account, _ in self.accounts]
-        rates = [gate.rate for gate in gates if gate is not None and gate.rate is not None]
-        return int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, min(rates) * PIECE_SECONDS))) if rates else None
+        gates = [account.bytes_gates(direction) for account, _ in self.accounts]
+        return min((one.piece_bytes for one in gates if one is not None), default=None)
 
-    def enter_now(self, direction: Direction) -> bool:
-        """Hold a place for a request, where there is room in all accounts now. To `leave` when it is over."""
-        entered: list[Account] = []
-        for account, _ in self.accounts:
-            gate, bytes_gate = account.requests, account.gate(direction)
-            if (bytes_gate is not None and not bytes_gate.passes(0)) or (gate is not None and not gate.passes(1)):
-                for one in entered:
-                    _leave(one, 1)
-                return False
-            entered.append(account)
+    def enter_now(self, direction: Direction, expected_bytes: int | None = None) -> Admission | None:
+        """Hold a place for a request, where there is room in all accounts now; None where there is not.
+
+        `expected_bytes` is what its body has in this direction, where that is known.
+        """
+        admission = Admission(self, direction)
+        for account, flow in self.accounts:
+            gates, cost = account.bytes_gates(direction), 0
+            if gates is not None:
+                cost = _first_piece(gates, flow, expected_bytes)
+                if not gates.turns.passes(cost):
+                    admission.undo()
+                    return None
+            admission.paid.append(cost)
+            if account.requests is not None and not account.requests.passes(1):
+                admission.undo()
+                return None
+            admission.entered += 1
         self._tell_running(1)
-        return True
+        return admission
 
-    async def enter(self, direction: Direction, wait_seconds: float | None = None) -> None:
+    async def enter(
+        self, direction: Direction, expected_bytes: int | None = None, wait_seconds: float | None = None
+    ) -> Admission:
         """The same, and wait for room: Refused when there is none in time, or too many wait already."""
         until = self.clock.monotonic() + (self.wait_seconds if wait_seconds is None else wait_seconds)
-        entered: list[Account] = []
+        admission = Admission(self, direction)
         try:
             for account, flow in self.accounts:
-                bytes_gate = account.gate(direction)
-                await self._through(account, bytes_gate, flow, 0, until, direction)
+                gates, cost = account.bytes_gates(direction), 0
+                if gates is not None:
+                    cost = _first_piece(gates, flow, expected_bytes)
+                    await self._through(account, gates.turns, flow, cost, until, direction)
+                admission.paid.append(cost)
                 await self._through(account, account.requests, flow, 1, until, None)
-                entered.append(account)
+                admission.entered += 1
         except BaseException:
-            for account in entered:
-                _leave(account, 1)
+            admission.undo()
             raise
         self._tell_running(1)
+        return admission
 
-    def leave(self) -> None:
-        """The request is over."""
-        self._tell_running(-1)
-        for account, _ in self.accounts:
-            _leave(account, 0)
-
-    async def pass_bytes(self, direction: Direction, count: int) -> bool:
-        """Wait until a piece of a body may pass; whether it had to."""
-        has_waited = False
-        for account, flow in self.accounts:
-            gate = account.gate(direction)
-            if gate is None or gate.passes(count):
-                continue
-            has_waited, began = True, self.clock.monotonic()
-            try:
-                while not await gate.enter(flow, count, None):
-                    await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
-            finally:
-                self.observer.waited(account.scope, account.name, direction, self.clock.monotonic() - began)
-        return has_waited
-
-    def charge(self, direction: Direction, count: int) -> None:
-        """Bytes have passed that did not wait: the debt holds back what comes next."""
-        for account, _ in self.accounts:
-            gate = account.gate(direction)
-            if gate is not None and count:
-                gate.charge(count)
+    async def wait_for_bytes(self, account: Account, gate: Gate, flow: int, direction: Direction, count: int) -> None:
+        """Have a piece of a body pass in turn, however long that takes."""
+        began = self.clock.monotonic()
+        try:
+            while not await gate.enter(flow, count, None):
+                await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
+        finally:
+            self.observer.waited(account.scope, account.name, direction, self.clock.monotonic() - began)
 
     async def _through(
         self, account: Account, gate: Gate | None, flow: int, cost: int, until: float, direction: LimitName | None
@@ -474,9 +509,139 @@ class CallerLimits:
             self.observer.running(account.scope, account.name, change)
 
 
-def _leave(account: Account, cost: int) -> None:
-    if account.requests is not None:
-        account.requests.leave(cost)
+def _first_piece(gates: BytesGates, flow: int, expected_bytes: int | None) -> int:
+    return gates.expected_bytes(flow) if expected_bytes is None else min(expected_bytes, gates.piece_bytes)
+
+
+class Admission:
+    """The place that a request holds under limits, until it leaves."""
+
+    __slots__ = ("_begun_bytes", "_direction", "_is_settled", "_limits", "entered", "paid")
+
+    def __init__(self, limits: CallerLimits, direction: Direction) -> None:
+        self._limits = limits
+        self._direction = direction
+        self._begun_bytes: dict[Direction, int] = {}
+        """Of the first piece of the body in a direction: it may come in several."""
+
+        self._is_settled = False
+        self.entered = 0
+        """The accounts that count it."""
+
+        self.paid: list[int] = []
+        """What it has taken of the turns of each account, as it entered, and not passed yet."""
+
+    def piece_bytes(self, direction: Direction) -> int | None:
+        """How much of a body passes at once; None: it is not paced."""
+        return self._limits.piece_bytes(direction)
+
+    def passes(self, direction: Direction, count: int) -> bool:
+        """Let a whole short body pass if nothing keeps it; False, and nothing taken, otherwise."""
+        if not self._passes_wires(direction, count, None):
+            return False
+        self._begins_with(direction, count)
+        return True
+
+    async def pass_bytes(self, direction: Direction, count: int) -> bool:
+        """Wait until a piece of a body, of at least a byte, may pass; whether it had to."""
+        has_waited = not self._begins_with(direction, count) and await self._take_turns(direction, count)
+        held: Gate | None = None
+        while not self._passes_wires(direction, count, held):
+            if held is not None:
+                held.charge(-count)
+            held, has_waited = await self._wait_for_a_wire(direction, count), True
+        return has_waited
+
+    def give_back(self, direction: Direction, count: int) -> None:
+        """So much of what has just passed was not handed on after all."""
+        for account, _ in self._limits.accounts:
+            gates = account.bytes_gates(direction)
+            if gates is not None and count:
+                gates.turns.charge(-count)
+                gates.wire.charge(-count)
+
+    def leave(self) -> None:
+        """The request is over."""
+        self._limits._tell_running(-1)
+        for account, _ in self._limits.accounts:
+            if account.requests is not None:
+                account.requests.leave(0)
+        self._settle()
+
+    def undo(self) -> None:
+        """It has not found room everywhere."""
+        for number, (account, _) in enumerate(self._limits.accounts):
+            if number < self.entered and account.requests is not None:
+                account.requests.leave(1)
+            gates = account.bytes_gates(self._direction)
+            if number < len(self.paid) and gates is not None:
+                gates.turns.charge(-self.paid[number])
+
+    def _begins_with(self, direction: Direction, count: int) -> bool:
+        """Whether bytes are of the first piece, which has its turn: those behind it wait for what it costs beyond what
+        was paid."""
+        begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
+        if piece_bytes is None or begun >= piece_bytes:
+            return piece_bytes is None
+        self._begun_bytes[direction] = begun + count
+        for number, (account, _) in enumerate(self._limits.accounts):
+            gates = account.bytes_gates(direction)
+            if gates is None:
+                continue
+            paid = min(count, self.paid[number]) if direction == self._direction else 0
+            if paid:
+                self.paid[number] -= paid
+            if count > paid:
+                gates.turns.charge(count - paid)
+        if begun + count >= piece_bytes and direction == self._direction:
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """The first piece is known: what was paid in vain is given back."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        for number, (account, flow) in enumerate(self._limits.accounts):
+            gates = account.bytes_gates(self._direction)
+            if gates is not None:
+                gates.learn(flow, min(gates.piece_bytes, self._begun_bytes.get(self._direction, 0)))
+                gates.turns.charge(-self.paid[number])
+                self.paid[number] = 0
+
+    async def _take_turns(self, direction: Direction, count: int) -> bool:
+        has_waited = False
+        for account, flow in self._limits.accounts:
+            gates = account.bytes_gates(direction)
+            if gates is not None and not gates.turns.passes(count):
+                has_waited = True
+                await self._limits.wait_for_bytes(account, gates.turns, flow, direction, count)
+        return has_waited
+
+    def _passes_wires(self, direction: Direction, count: int, held: Gate | None) -> bool:
+        """Pass all accounts' at the same moment, or none; `held` has just been passed. What is held of one while
+        another is waited for would add up, and pass with others in a burst."""
+        passed: list[Gate] = []
+        for _, _, wire in self._wires(direction):
+            if wire is held:
+                continue
+            if not (wire.passes(count) if held is None else wire.passes_ahead(count)):
+                for one in passed:
+                    one.charge(-count)
+                return False
+            passed.append(wire)
+        return True
+
+    async def _wait_for_a_wire(self, direction: Direction, count: int) -> Gate:
+        """Pass the first one that has no room, in turn."""
+        wires = self._wires(direction)
+        account, flow, wire = next((one for one in wires if not one[2].has_room()), wires[-1])
+        await self._limits.wait_for_bytes(account, wire, flow, direction, count)
+        return wire
+
+    def _wires(self, direction: Direction) -> list[tuple[Account, int, Gate]]:
+        found = [(account, flow, account.bytes_gates(direction)) for account, flow in self._limits.accounts]
+        return [(account, flow, gates.wire) for account, flow, gates in found if gates is not None]
 
 
 class Callers:
@@ -494,14 +659,14 @@ class Callers:
         self._gates: list[Gate] = []
         row = 1
         for account in plan.accounts:
-            gates = []
-            for rate, most in _gates_of(account.limits):
-                gate = None
-                if rate is not None or most is not None:
-                    gate = self._gate(account, row, rate, most)
-                gates.append(gate)
-                row += _rows_of_gate(account.flows)
-            self._accounts[account.scope, account.name] = Account(account.scope, account.name, *gates)
+            limits, rows = account.limits, _rows_of_gate(account.flows)
+            requests = None
+            if limits.requests_per_second is not None or limits.concurrent_requests is not None:
+                requests = self._gate(account, row, limits.requests_per_second, limits.concurrent_requests)
+            read = self._bytes_gates(account, row + rows, limits.read_bytes_per_second)
+            write = self._bytes_gates(account, row + 3 * rows, limits.write_bytes_per_second)
+            self._accounts[account.scope, account.name] = Account(account.scope, account.name, requests, read, write)
+            row += _GATES_OF_ACCOUNT * rows
         self._class_of = lru_cache(maxsize=1024)(self._looked_up)
 
     def _gate(self, account: AccountPlan, row: int, rate: float | None, most: int | None) -> Gate:
@@ -512,6 +677,12 @@ class Callers:
         gate.clear()
         self._gates.append(gate)
         return gate
+
+    def _bytes_gates(self, account: AccountPlan, row: int, rate: float | None) -> BytesGates | None:
+        if rate is None:
+            return None
+        turns, wire = (self._gate(account, one, rate, None) for one in (row, row + _rows_of_gate(account.flows)))
+        return BytesGates(turns, wire, rate)
 
     @property
     def any(self) -> bool:
@@ -561,9 +732,3 @@ class Callers:
         """The process is to end: nobody waits for room any more."""
         for gate in self._gates:
             gate.close()
-
-
-def _gates_of(limits: Limits) -> Iterable[tuple[float | None, int | None]]:
-    yield limits.requests_per_second, limits.concurrent_requests
-    yield limits.read_bytes_per_second, None
-    yield limits.write_bytes_per_second, None
