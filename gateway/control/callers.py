@@ -15,7 +15,7 @@ from gateway import metrics
 from gateway.config import CallerLimitSettings
 from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer
-from gateway.metric_kinds import by_labels
+from gateway.metric_kinds import GONE, by_labels
 
 LOOK_SECONDS = 1.0
 """What binds is what somebody waited for in so long a time: an answer takes as long."""
@@ -65,7 +65,7 @@ class CallersApi:
             yield "credential", credential.access_key_id, credential
         known = {one.access_key_id for one in settings.credentials}
         for (name,) in sorted(now.used[0]):
-            if name not in known:
+            if name not in known and name != GONE:
                 yield "credential", name, CallerLimitSettings()
         for one in settings.caller_classes:
             yield "class", one.name, one

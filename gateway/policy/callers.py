@@ -581,8 +581,12 @@ class Admission:
         """Whether bytes are of the first piece, which has its turn: those behind it wait for what it costs beyond what
         was paid."""
         begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
-        if piece_bytes is None or begun >= piece_bytes:
-            return piece_bytes is None
+        if piece_bytes is None:
+            return True
+        if begun and begun + count > piece_bytes:
+            if direction == self._direction:
+                self._settle()
+            return False
         self._begun_bytes[direction] = begun + count
         for number, (account, _) in enumerate(self._limits.accounts):
             gates = account.bytes_gates(direction)
@@ -593,8 +597,6 @@ class Admission:
                 self.paid[number] -= paid
             if count > paid:
                 gates.turns.charge(count - paid)
-        if begun + count >= piece_bytes and direction == self._direction:
-            self._settle()
         return True
 
     def _settle(self) -> None:
