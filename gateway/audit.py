@@ -36,6 +36,8 @@ _WAITING_BYTES_MAX = 32 * 1024 * 1024
 """Of what is not written yet: a DeleteObjects names up to 1,000 keys of 1 KiB, which takes a few MiB here, and a line
 is made of each when it is written."""
 
+_PROBLEM_CHARACTERS_MAX = 1000
+
 _LINE_BYTES = 512
 """What a line takes until then, beside its key."""
 
@@ -81,6 +83,14 @@ class AuditLog:
         """Something was done over the admin port."""
         fields = {"remote": remote, "operation": f"{method} {path}", "query": query, "status": str(status)}
         self._write({"event": "admin", "caller": "admin", **fields})
+
+    def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
+        """The gateway's settings were changed, or, with why, were not. `generation` is that of the ones in force."""
+        fields: dict[str, Any] = {"caller": caller, "remote": remote, "operation": operation}
+        if problem is not None:
+            fields["problem"] = problem[:_PROBLEM_CHARACTERS_MAX]
+        status = "applied" if problem is None else "refused"
+        self._write({"event": "change", **fields, "status": status, "generation": generation})
 
     def close(self) -> None:
         """Write what is left, as far as that is taken within a second."""
