@@ -63,6 +63,9 @@ PIECE_SECONDS = 0.1
 _LEARNING = 1 / 8
 """What the latest answer counts for in what the next one is expected to be."""
 
+_AGENTS_KEPT, _AGENT_CHARACTERS_MAX = 1024, 512
+"""Of User-Agents whose class is remembered; a longer one is looked up each time."""
+
 UNSIGNED = "anonymous"
 """Whose requests carry no signature: one credential, all together."""
 
@@ -104,9 +107,13 @@ class CallerClass:
 class Observer(Protocol):
     """Counts what becomes of requests. `name` is a credential's access key id, or a class's name."""
 
-    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None: ...
+    def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
+        """One begins to wait (1), or waits no more (-1)."""
+
+    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None:
+        """So long some have waited since this was last told: while they wait, too."""
+
     def refused(self, scope: Scope, name: str, limit: LimitName) -> None: ...
-    def waiting(self, scope: Scope, name: str, change: int) -> None: ...
     def running(self, scope: Scope, name: str, change: int) -> None: ...
 
 
@@ -135,6 +142,22 @@ class _Waiter:
     """False: the process ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Who is told of the waits at a gate. (It holds nothing that holds the gate: shared memory goes with the last one
+    that holds it.)"""
+
+    observer: Observer
+    scope: Scope
+    name: str
+
+    def waiting(self, limit: LimitName, change: int) -> None:
+        self.observer.waiting(self.scope, self.name, limit, change)
+
+    def waited(self, limit: LimitName, seconds: float) -> None:
+        self.observer.waited(self.scope, self.name, limit, seconds)
+
+
 class Gate:
     """One limit of an account, as one process sees that of all. Event loop only."""
 
@@ -146,9 +169,11 @@ class Gate:
         clock: Clock,
         rate: float | None,
         most: int | None,
-        on_waiting: Callable[[int], None] = lambda _: None,
+        waits: _Waits,
+        direction: Direction | None = None,
     ) -> None:
-        self._cells, self._clock, self._most, self._on_waiting = cells, clock, most, on_waiting
+        self._cells, self._clock, self._most = cells, clock, most
+        self._waits, self._direction, self._told_at = waits, direction, clock.monotonic()
         self._flows, self.rate = flows, rate
         self._own = cells.own
         self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
@@ -164,8 +189,18 @@ class Gate:
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
         self.is_closed = False
-        self.bound: LimitName = "rate"
-        """What has kept the last one that found no room."""
+
+    @property
+    def limit(self) -> LimitName:
+        """What keeps those who find no room now."""
+        if self._direction is not None:
+            return self._direction
+        if self._bucket is None:
+            return "concurrency"
+        if self._most is None:
+            return "rate"
+        now = self._clock.monotonic()
+        return "concurrency" if self.held(now) >= self._most and self._bucket.delay_seconds(now) <= 0 else "rate"
 
     @property
     def waiting(self) -> int:
@@ -218,8 +253,10 @@ class Gate:
             return False
         now = self._clock.monotonic()
         waiter = _Waiter(cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future())
+        limit = self.limit
+        self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        self._on_waiting(1)
+        self._waits.waiting(limit, 1)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
@@ -228,7 +265,7 @@ class Gate:
                 self.leave(cost)
             raise
         finally:
-            self._on_waiting(-1)
+            self._waits.waiting(limit, -1)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
@@ -271,6 +308,7 @@ class Gate:
     def look(self) -> None:
         """Let pass whose turn it is, and tell the others who waits."""
         now = self._clock.monotonic()
+        self._tell_waits(now)
         while (flow := self._next(now)) is not None:
             waiter = self._queues[flow][0]
             start = self._start(flow)
@@ -298,13 +336,11 @@ class Gate:
     def _take(self, cost: int, now: float) -> bool:
         bucket = self._bucket
         if bucket is not None and bucket.delay_seconds(now) > 0:
-            self.bound = "rate"
             return False
         if self._most is not None:
             self._running[self._own] += 1
             if self.held(now) > self._most:
                 self._running[self._own] -= 1
-                self.bound = "concurrency"
                 return False
         if bucket is not None:
             bucket.take(cost)
@@ -335,12 +371,19 @@ class Gate:
     def _forget(self, flow: int, waiter: _Waiter) -> None:
         queue = self._queues.get(flow)
         if queue is not None and waiter in queue:
+            self._tell_waits(self._clock.monotonic())
             queue.remove(waiter)
             if not queue:
                 del self._queues[flow]
                 self._since[flow][self._own] = 0.0
                 if not self._queues:
                     self._until[self._own] = 0.0
+
+    def _tell_waits(self, now: float) -> None:
+        """How long those who wait have done so since this was last told."""
+        if self._queues and now > self._told_at:
+            self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
+        self._told_at = now
 
     def _tell(self, now: float) -> None:
         if self._queues:
@@ -482,25 +525,16 @@ class CallerLimits:
 
     async def wait_for_bytes(self, account: Account, gate: Gate, flow: int, direction: Direction, count: int) -> None:
         """Have a piece of a body pass in turn, however long that takes."""
-        began = self.clock.monotonic()
-        try:
-            while not await gate.enter(flow, count, None):
-                await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
-        finally:
-            self.observer.waited(account.scope, account.name, direction, self.clock.monotonic() - began)
+        while not await gate.enter(flow, count, None):
+            await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
 
     async def _through(
         self, account: Account, gate: Gate | None, flow: int, cost: int, until: float, direction: LimitName | None
     ) -> None:
         if gate is None or gate.passes(cost):
             return
-        limit: LimitName = direction or gate.bound
-        began = self.clock.monotonic()
-        try:
-            has_passed = await gate.enter(flow, cost, until - began)
-        finally:
-            self.observer.waited(account.scope, account.name, limit, self.clock.monotonic() - began)
-        if not has_passed:
+        if not await gate.enter(flow, cost, until - self.clock.monotonic()):
+            limit = gate.limit
             self.observer.refused(account.scope, account.name, limit)
             raise Refused(account.scope, account.name, limit, 1)
 
@@ -665,25 +699,34 @@ class Callers:
             requests = None
             if limits.requests_per_second is not None or limits.concurrent_requests is not None:
                 requests = self._gate(account, row, limits.requests_per_second, limits.concurrent_requests)
-            read = self._bytes_gates(account, row + rows, limits.read_bytes_per_second)
-            write = self._bytes_gates(account, row + 3 * rows, limits.write_bytes_per_second)
+            read = self._bytes_gates(account, row + rows, limits.read_bytes_per_second, "read")
+            write = self._bytes_gates(account, row + 3 * rows, limits.write_bytes_per_second, "write")
             self._accounts[account.scope, account.name] = Account(account.scope, account.name, requests, read, write)
             row += _GATES_OF_ACCOUNT * rows
-        self._class_of = lru_cache(maxsize=1024)(self._looked_up)
+        self._class_of = _class_of(plan.classes)
 
-    def _gate(self, account: AccountPlan, row: int, rate: float | None, most: int | None) -> Gate:
-        def on_waiting(change: int) -> None:
-            self._observer.waiting(account.scope, account.name, change)
-
-        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, on_waiting)
+    def _gate(
+        self,
+        account: AccountPlan,
+        row: int,
+        rate: float | None,
+        most: int | None,
+        direction: Direction | None = None,
+    ) -> Gate:
+        waits = _Waits(self._observer, account.scope, account.name)
+        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
         gate.clear()
         self._gates.append(gate)
         return gate
 
-    def _bytes_gates(self, account: AccountPlan, row: int, rate: float | None) -> BytesGates | None:
+    def _bytes_gates(
+        self, account: AccountPlan, row: int, rate: float | None, direction: Direction
+    ) -> BytesGates | None:
         if rate is None:
             return None
-        turns, wire = (self._gate(account, one, rate, None) for one in (row, row + _rows_of_gate(account.flows)))
+        turns, wire = (
+            self._gate(account, one, rate, None, direction) for one in (row, row + _rows_of_gate(account.flows))
+        )
         return BytesGates(turns, wire, rate)
 
     @property
@@ -709,15 +752,6 @@ class Callers:
             self._found[key] = made
         return self._found[key]
 
-    def _looked_up(self, user_agent: str) -> str | None:
-        words = user_agent.split()
-        apps = {word[4:] for word in words if word.startswith("app/")}
-        products = {word.partition("/")[0] for word in words}
-        for one in self._classes:
-            if (one.app is not None and one.app in apps) or (one.product is not None and one.product in products):
-                return one.name
-        return next((one.name for one in self._classes if one.app is None and one.product is None), None)
-
     @property
     def is_idle(self) -> bool:
         """Nobody is under these limits, or waits to be, in this process."""
@@ -734,3 +768,23 @@ class Callers:
         """The process is to end: nobody waits for room any more."""
         for gate in self._gates:
             gate.close()
+
+
+def _class_of(classes: Sequence[CallerClass]) -> Callable[[str], str | None]:
+    """From a User-Agent to the name of its class. It holds nothing but what it has found of short ones."""
+
+    def looked_up(user_agent: str) -> str | None:
+        words = user_agent.split()
+        apps = {word[4:] for word in words if word.startswith("app/")}
+        products = {word.partition("/")[0] for word in words}
+        for one in classes:
+            if (one.app is not None and one.app in apps) or (one.product is not None and one.product in products):
+                return one.name
+        return next((one.name for one in classes if one.app is None and one.product is None), None)
+
+    remembered = lru_cache(maxsize=_AGENTS_KEPT)(looked_up)
+
+    def found(user_agent: str) -> str | None:
+        return (remembered if len(user_agent) <= _AGENT_CHARACTERS_MAX else looked_up)(user_agent)
+
+    return found

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
 import random
+import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle, repeat
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +29,7 @@ from gateway.policy.callers import (
     Callers,
     CallersPlan,
     Direction,
+    LimitName,
     Limits,
     Refused,
 )
@@ -41,6 +46,8 @@ class Counts:
         self.seconds: Counter[tuple[str, str, str]] = Counter()
         self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.gauges: Counter[tuple[str, str, str]] = Counter()
+        self.limits: Counter[tuple[str, str, str]] = Counter()
+        """Who waits now."""
 
     def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
         self.seconds[scope, name, limit] += seconds  # type: ignore[assignment]
@@ -48,8 +55,9 @@ class Counts:
     def refused(self, scope: str, name: str, limit: str) -> None:
         self.refusals[scope, name, limit] += 1
 
-    def waiting(self, scope: str, name: str, change: int) -> None:
+    def waiting(self, scope: str, name: str, limit: str, change: int) -> None:
         self.gauges["waiting", scope, name] += change
+        self.limits[scope, name, limit] += change
 
     def running(self, scope: str, name: str, change: int) -> None:
         self.gauges["running", scope, name] += change
@@ -494,6 +502,90 @@ def test_who_leaves_at_the_very_moment_of_the_turn_gives_the_place_back() -> Non
         assert of.enter_now("read")
 
     play(alone(Limits(1)), scene)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (Limits(1), "concurrency"),
+        (Limits(requests_per_second=0.5), "rate"),
+        (Limits(1, 100.0), "concurrency"),
+        (Limits(100, 0.5), "rate"),
+        (Limits(read_bytes_per_second=1000), "read"),
+    ],
+)
+def test_who_waits_is_told_while_he_waits_and_under_the_limit_that_keeps_him(limits: Limits, limit: LimitName) -> None:
+    """Also where all find others waiting, and in a process in which nobody has passed."""
+
+    async def scene(node: Node) -> None:
+        holder = node.of("a").enter_now("read")
+        assert holder is not None
+        while limit == "rate" and node.of("a").enter_now("read"):
+            pass
+        if limit == "read":
+            assert holder.passes("read", 20_000)
+        waiting = [asyncio.create_task(node.of("a", number % 2).enter("read")) for number in range(20)]
+        await node.clock.advance(0.0)
+        for seconds in (1.0, 2.0):
+            await node.clock.advance(1.0)
+            still = sum(not one.done() for one in waiting)
+            assert still >= 19
+            told = node.counts
+            assert told.limits == Counter({("credential", "a", limit): still})
+            assert told.seconds.keys() == {("credential", "a", limit)}
+            assert told.seconds["credential", "a", limit] == pytest.approx(20 * seconds, rel=0.1)
+        await node.clock.advance(WAIT_SECONDS)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert told.refusals.keys() == {("credential", "a", limit)}
+        assert not any(told.limits.values())
+
+    play(alone(limits), scene, 2)
+
+
+def test_limits_that_are_replaced_let_go_of_their_memory_at_once() -> None:
+    """Not when the garbage collector happens to come by."""
+    plan = CallersPlan([("a", Limits(3, 10.0, 1e6, 1e6))], [CallerClass("all", Limits(2))], WAIT_SECONDS)
+
+    async def use(descriptor: int) -> weakref.ref[Callers]:
+        cells = SharedCells.attach(descriptor, plan.rows, 1, 0)
+        clock = ManualClock()
+        callers = Callers(plan, clock, Counts(), cells)
+        found = callers.find("a", "agent")
+        assert found is not None
+        one = await found.enter("read")
+        two = await found.enter("read")
+        waiting = asyncio.create_task(found.enter("read"))
+        await clock.advance(0.05)
+        one.leave()
+        await clock.advance(0.5)
+        (await waiting).leave()
+        two.leave()
+        await clock.advance(0.5)
+        return weakref.ref(callers)
+
+    with memory(plan, 1) as descriptor:
+        gc.collect()
+        gc.disable()
+        try:
+            before = Path("/proc/self/maps").read_text().count("forebay-bandwidth")
+            assert asyncio.run(use(descriptor))() is None
+            assert Path("/proc/self/maps").read_text().count("forebay-bandwidth") == before
+        finally:
+            gc.enable()
+
+
+def test_long_user_agents_are_not_remembered() -> None:
+    """A thousand of 50 KB, which anybody may send."""
+    classes = [CallerClass("job", Limits(1), app="job")]
+    callers = Callers(CallersPlan([], classes, 5), ManualClock(), Counts())
+    assert callers.find(OWN, "app/job " + "x" * 50_000) is not None
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            assert callers.find(OWN, f"{number}" + "x" * 50_000) is None
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_memory_of_another_configuration_is_refused() -> None:

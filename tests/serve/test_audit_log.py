@@ -151,7 +151,7 @@ def test_who_changes_settings_is_told_whatever_becomes_of_the_admin_port(tmp_pat
 
 def process_id(gateway: GatewayProcess, name: str) -> int:
     processes = httpx.get(f"{gateway.admin_url}/api/v1/status", timeout=60).json()["gateway"]["processes"]
-    return next(one["process_id"] for one in processes if one["name"] == name)
+    return int(next(one["process_id"] for one in processes if one["name"] == name))
 
 
 @pytest.mark.slow
