@@ -133,7 +133,8 @@ def names_in_metrics(settings: Settings) -> tuple[set[str], set[str]]:
 
 def keep_names_in_metrics(settings: Settings) -> None:
     """Sum up what was counted for slots, credentials and classes that are no more."""
-    metric_kinds.keep_names(*names_in_metrics(settings), {one.name for one in settings.caller_classes})
+    classes = {one.name for one in settings.caller_classes}
+    metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings))
 
 
 def _limits_of(one: CallerLimitSettings) -> Limits:

@@ -29,7 +29,7 @@ LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 _KINDS = ("counter", "histogram", "gauge_livesum", "gauge_mostrecent")
 _READS_MAX = 3
-_BYTES_OF_SLOT = 8192
+_BYTES_OF_SLOT = 12288
 """For the numbers of one slot in a process's files, where most of what can happen in it has happened."""
 
 DECLARED: list[Metric] = []
@@ -239,19 +239,22 @@ class _Lost:
         NOT_EXPORTED.add(self._uncounted)
 
 
-def keep_names(slots: Iterable[str], credentials: Iterable[str], classes: Iterable[str]) -> None:
-    """Only these have numbers of their own from now on. What others have
-    counted is summed up under GONE; their gauges are dropped. So names that come and go cost nothing that lasts.
+def keep_names(
+    slots: Iterable[str], credentials: Iterable[str], classes: Iterable[str], buckets: Iterable[str] = ()
+) -> None:
+    """Only these have numbers of their own from now on. What others have counted is summed up under GONE; their gauges
+    are dropped, but for those of callers who run or wait still. So names that come and go cost nothing that lasts.
 
     Event loop only. Where the memory that processes share has no room for it, that is told, and done the next time.
     """
     of_slots = {*slots, "none", GONE}
     of_credentials = {*credentials, "none", GONE}
     of_classes = {*classes, GONE}
+    of_buckets = {*buckets, "other", GONE}
 
     def kept(labels: Mapping[str, str]) -> Mapping[str, str]:
         found = {}
-        for label, known in (("slot", of_slots), ("credential", of_credentials)):
+        for label, known in (("slot", of_slots), ("credential", of_credentials), ("bucket", of_buckets)):
             if label in labels and labels[label] not in known:
                 found[label] = GONE
         scope = labels.get("scope")
@@ -262,12 +265,27 @@ def keep_names(slots: Iterable[str], credentials: Iterable[str], classes: Iterab
     shared = values.ValueClass
     if not isinstance(shared, SharedValues):
         return
-    gauges = {metric.name for metric in DECLARED if metric.kind == "gauge"}
+    gauges = [metric for metric in DECLARED if isinstance(metric, Gauge)]
+    dropped = {gauge.name for gauge in gauges}
+    used = {
+        (gauge.name, *sorted(zip(gauge.labels, label_values, strict=True)))
+        for gauge in gauges
+        if "scope" in gauge.labels
+        for label_values in list(gauge._kept())
+        if gauge.value(*label_values)
+    }
+
+    def renamed(name: str, labels: Mapping[str, str]) -> Mapping[str, str] | None:
+        becomes = kept(labels)
+        if becomes == labels or (name, *sorted(labels.items())) in used:
+            return labels
+        return None if name in dropped else becomes
+
     for metric in DECLARED:
-        if {"slot", "credential", "scope"} & set(metric.labels):
-            metric.forget(lambda labels: kept(labels) != labels)
+        if {"slot", "credential", "scope", "bucket"} & set(metric.labels):
+            metric.forget(lambda labels, name=metric.name: renamed(name, labels) != labels)  # type: ignore[misc]
     try:
-        shared.fold(lambda name, labels: None if name in gauges and kept(labels) != labels else kept(labels))
+        shared.fold(renamed)
     except OSError as error:
         _log.warning("metrics keep names of slots and callers that are gone", error=str(error))
 

@@ -185,15 +185,19 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
     try:
         for number in range(300):
             name = f"job-{number}"
+            if number == 150:  # killed, and another one goes on in its place
+                metric_kinds.share(tmp_path, "worker0")
             metrics.REQUESTS.add(1, "GetObject", name, "200", "hit")
             metrics.CACHE_USAGE_BYTES.set(7, name)
             metrics.CALLER_REQUESTS.add(1, name)
             metrics.CALLER_WAITS.add(1, "class", name, "rate")
             metrics.CALLER_RUNNING.add(1, "credential", name)
+            metrics.ORIGIN_REQUEST_RATE.set(5, name, "read")
             metrics.REQUESTS.add(1, "GetObject", "default", "200", "hit")
-            if number == 150:  # killed, and another one goes on in its place
-                metric_kinds.share(tmp_path, "worker0")
             metric_kinds.keep_names({"default"}, {"gateway"}, ())
+            running = metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
+            assert running.get(name, 1) == 1  # one that ends later
+            metrics.CALLER_RUNNING.add(-1, "credential", name)
             if number % 100 == 9:
                 children = sum(len(metric._kept()) for metric in DECLARED)
                 read = metric_kinds.exposition(tmp_path)
@@ -205,6 +209,8 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
         assert metric_kinds.by_label(tmp_path, "credential", metrics.CALLER_REQUESTS)[0] == {metric_kinds.GONE: 300}
         assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_WAITS)[0] == {metric_kinds.GONE: 300}
         assert metric_kinds.by_label(tmp_path, "slot", metrics.CACHE_USAGE_BYTES)[0] == {}
+        assert metric_kinds.by_label(tmp_path, "bucket", metrics.ORIGIN_REQUEST_RATE)[0] == {}
+        metric_kinds.keep_names({"default"}, {"gateway"}, ())
         assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] == {}
         assert len(set(sizes[1:])) == 1, sizes
     finally:
