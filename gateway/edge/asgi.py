@@ -193,9 +193,15 @@ class AsgiRequestBody:
             body: bytes = message.get("body", b"")
             if body:
                 if self._admission is not None:
-                    await self._admission.pass_bytes("write", len(body))
+                    await self._pass(self._admission, len(body))
                 return body
         return b""
+
+    async def _pass(self, admission: Admission, count: int) -> None:
+        """What the connection has read at once may be more than a piece."""
+        piece_bytes = admission.piece_bytes("write") or count
+        for begun in range(0, count, piece_bytes):
+            await admission.pass_bytes("write", min(piece_bytes, count - begun))
 
     async def _read_into(self, sink: Sink) -> None:
         """For servers that offer no better way."""
