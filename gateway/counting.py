@@ -378,14 +378,15 @@ class CallerMetrics:
     """Events of one process's limits of callers (the methods of `policy.callers.Observer`)."""
 
     def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
-        CALLER_WAITS.add(1, scope, name, limit)
         CALLER_WAIT_SECONDS.add(seconds, scope, name, limit)
 
     def refused(self, scope: str, name: str, limit: str) -> None:
         CALLER_REFUSED.add(1, scope, name, limit)
 
-    def waiting(self, scope: str, name: str, change: int) -> None:
-        CALLER_WAITING.add(change, scope, name)
+    def waiting(self, scope: str, name: str, limit: str, change: int) -> None:
+        if change > 0:
+            CALLER_WAITS.add(1, scope, name, limit)
+        CALLER_WAITING.add(change, scope, name, limit)
 
     def running(self, scope: str, name: str, change: int) -> None:
         CALLER_RUNNING.add(change, scope, name)

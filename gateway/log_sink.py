@@ -8,31 +8,49 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
 
 WAITING_BYTES_MAX = 1024 * 1024
-"""Of lines that are not written yet."""
+"""Of lines that are not written yet, where nobody says otherwise."""
 
 CLOSING_SECONDS = 1.0
 """So long a process that ends waits for its last lines."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    lines: Iterable[str]
+    count: int
+    size_bytes: int
+
+
 class LogSink:
     """Lines for one descriptor, in their order. `told_lost` is the line that tells how many were lost, `on_lost` is
     called with a number each time that some are. A `descriptor` that may change is asked for before each line; OSError
-    then is as if it took nothing."""
+    then is as if it took nothing.
+
+    `is_shared` is a file, open for reading too, that several processes append to: where the disk has taken a part of a
+    line, the next line of none of them is lost in it.
+    """
 
     def __init__(
         self,
         descriptor: int | Callable[[], int],
         told_lost: Callable[[int], str],
         on_lost: Callable[[int], None] = lambda _: None,
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._descriptor = descriptor
         self._told_lost = told_lost
         self._on_lost = on_lost
+        self._waiting_bytes_max = waiting_bytes_max
+        self._is_shared = is_shared
         self._change = threading.Condition()
-        self._waiting: list[bytes] = []
+        self._waiting: list[_Batch] = []
         self._waiting_bytes = 0
         self._lost = 0
         self._is_writing = self._is_closed = self._is_torn = False
@@ -41,14 +59,18 @@ class LogSink:
 
     def write(self, text: str) -> None:
         """Take a line. Any thread; never waits, never fails."""
-        line = text.encode("utf-8", "backslashreplace")
+        self.write_all((text,), 1, len(text.encode("utf-8", "backslashreplace")))
+
+    def write_all(self, lines: Iterable[str], count: int, size_bytes: int) -> None:
+        """Take `count` lines, all or none, that hold so many bytes until they are written. The thread that writes them
+        goes through `lines`. The same."""
         with self._change:
-            if self._is_closed or self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
-                self._lost += 1
-                self._on_lost(1)
+            if self._is_closed or self._waiting_bytes + size_bytes > self._waiting_bytes_max:
+                self._lost += count
+                self._on_lost(count)
                 return
-            self._waiting.append(line)
-            self._waiting_bytes += len(line)
+            self._waiting.append(_Batch(lines, count, size_bytes))
+            self._waiting_bytes += size_bytes
             self._change.notify_all()
 
     def flush(self) -> None:
@@ -74,25 +96,44 @@ class LogSink:
                 self._change.wait_for(lambda: bool(self._waiting) or self._is_closed)
                 if not self._waiting:
                     return
-                lines, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                batches, self._waiting = self._waiting, []
                 lost, self._lost = self._lost, 0
                 self._is_writing = True
-            self._write([self._told_lost(lost).encode()] if lost else [], lines, lost)
+            self._write(batches, lost)
+            with self._change:
+                self._waiting_bytes -= sum(batch.size_bytes for batch in batches)
 
-    def _write(self, notice: list[bytes], lines: list[bytes], lost: int) -> None:
-        for number, line in enumerate([*notice, *lines]):
-            try:
-                self._write_all(line)
-            except OSError:  # its disk is full, or its reader has gone: others may be taken later
-                missing = len(notice) + len(lines) - number
-                with self._change:
-                    self._lost += lost + len(lines) if number == 0 else missing
-                self._on_lost(min(missing, len(lines)))
-                return
+    def _write(self, batches: list[_Batch], lost: int) -> None:
+        missing = sum(batch.count for batch in batches)
+        try:
+            if lost:
+                self._write_line(self._told_lost(lost))
+                lost = 0
+            for line in chain.from_iterable(batch.lines for batch in batches):
+                self._write_line(line)
+                missing -= 1
+        except OSError:  # its disk is full, or its reader has gone: others may be taken later
+            with self._change:
+                self._lost += lost + missing
+            self._on_lost(missing)
 
-    def _write_all(self, line: bytes) -> None:
+    def _write_line(self, text: str) -> None:
+        line = text.encode("utf-8", "backslashreplace")
         descriptor = self._descriptor if isinstance(self._descriptor, int) else self._descriptor()
-        left = memoryview(b"\n" + line if self._is_torn else line)
+        if self._is_torn and not (self._is_shared and _ends_a_line(descriptor, os.fstat(descriptor).st_size)):
+            line = b"\n" + line
+        self._write_bytes(descriptor, line)
+        if self._is_shared and not _ends_a_line(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - len(line)):
+            # Another process had written a part of a line before: this one is a part of that, and comes once more.
+            self._write_bytes(descriptor, line)
+
+    def _write_bytes(self, descriptor: int, line: bytes) -> None:
+        left = memoryview(line)
         while left:
             left = left[os.write(descriptor, left) :]
             self._is_torn = bool(left)
+
+
+def _ends_a_line(descriptor: int, end: int) -> bool:
+    """Whether a file's bytes up to there are whole lines."""
+    return end <= 0 or os.pread(descriptor, 1, end - 1) == b"\n"

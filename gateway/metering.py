@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator
 from os import PathLike
 
+from gateway import metric_kinds
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
-from gateway.policy.callers import CallerClass, Callers, CallersPlan, Limits
+from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.request_rates import cells_for as cells_for_rates
 from gateway.policy.slots import DEFAULT_SLOT, Prefix
@@ -124,6 +125,18 @@ def callers_plan(settings: Settings) -> CallersPlan:
         [CallerClass(one.name, _limits_of(one), one.app, one.product) for one in settings.caller_classes],
         settings.server.caller_wait_seconds,
     )
+
+
+def names_in_metrics(settings: Settings) -> tuple[set[str], set[str]]:
+    """Of slots and of credentials, those included that no configuration has."""
+    slots = {DEFAULT_SLOT.name, *(slot.name for slot in settings.slots)}
+    return slots, {OWN, UNSIGNED, *(one.access_key_id for one in settings.credentials)}
+
+
+def keep_names_in_metrics(settings: Settings) -> None:
+    """Sum up what was counted for slots, credentials and classes that are no more."""
+    classes = {one.name for one in settings.caller_classes}
+    metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings))
 
 
 def _limits_of(one: CallerLimitSettings) -> Limits:

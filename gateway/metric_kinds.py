@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import structlog
@@ -28,17 +29,22 @@ LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 _KINDS = ("counter", "histogram", "gauge_livesum", "gauge_mostrecent")
 _READS_MAX = 3
-_BYTES_OF_SLOT = 8192
+_BYTES_OF_SLOT = 12288
 """For the numbers of one slot in a process's files, where most of what can happen in it has happened."""
 
 DECLARED: list[Metric] = []
 """Every metric, in order of declaration."""
 
 
+GONE = "(gone)"
+"""The name under which the numbers of what is no more stand together: of slots, credentials and classes."""
+
+
 class Metric:
     """The declaration that all kinds share."""
 
     kind = ""
+    _parent: Any
 
     def __init__(self, name: str, unit: str, labels: Sequence[str], help: str) -> None:
         self.name = name
@@ -51,6 +57,17 @@ class Metric:
         """Forget the children: what was counted in memory is gone, what was counted in files is read anew."""
         raise NotImplementedError
 
+    def forget(self, is_gone: Callable[[Mapping[str, str]], bool]) -> None:
+        """Let go of the children with such labels."""
+        for label_values in [one for one in list(self._kept()) if is_gone(dict(zip(self.labels, one, strict=True)))]:
+            self._kept().pop(label_values, None)
+            with self._parent._lock:
+                self._parent._metrics.pop(label_values, None)
+
+    def _kept(self) -> dict[tuple[str, ...], Any]:
+        """The children, by the values of their labels."""
+        raise NotImplementedError
+
 
 class Counter(Metric):
     """A sum that only grows."""
@@ -60,6 +77,9 @@ class Counter(Metric):
     def reset(self) -> None:
         self._values: dict[tuple[str, ...], Value] = {}
         self._parent = prometheus_client.Counter(self.name, self.help, self.labels, registry=None)
+
+    def _kept(self) -> dict[tuple[str, ...], Any]:
+        return self._values
 
     def add(self, amount: float, *label_values: str) -> None:
         """Count `amount`, at least 0."""
@@ -75,7 +95,8 @@ class Counter(Metric):
         return self._values.setdefault(label_values, value)
 
     def _child(self, label_values: tuple[str, ...]) -> prometheus_client.Counter:
-        return self._parent.labels(*label_values) if self.labels else self._parent
+        child: prometheus_client.Counter = self._parent.labels(*label_values) if self.labels else self._parent
+        return child
 
 
 class Gauge(Metric):
@@ -96,6 +117,9 @@ class Gauge(Metric):
             registry=None,
             multiprocess_mode="mostrecent" if self._latest else "livesum",
         )
+
+    def _kept(self) -> dict[tuple[str, ...], Any]:
+        return self._children
 
     def set(self, value: float, *label_values: str) -> None:
         self._child(label_values).set(value)
@@ -127,6 +151,9 @@ class Histogram(Metric):
         self._parent = prometheus_client.Histogram(
             self.name, self.help, self.labels, registry=None, buckets=LATENCY_BUCKETS_SECONDS
         )
+
+    def _kept(self) -> dict[tuple[str, ...], Any]:
+        return self._values
 
     def observe(self, seconds: float, *label_values: str) -> None:
         """Count one event that took `seconds`."""
@@ -210,6 +237,57 @@ class _Lost:
         """From now on in the metric."""
         self._is_counting = True
         NOT_EXPORTED.add(self._uncounted)
+
+
+def keep_names(
+    slots: Iterable[str], credentials: Iterable[str], classes: Iterable[str], buckets: Iterable[str] = ()
+) -> None:
+    """Only these have numbers of their own from now on. What others have counted is summed up under GONE; their gauges
+    are dropped, but for those of callers who run or wait still. So names that come and go cost nothing that lasts.
+
+    Event loop only. Where the memory that processes share has no room for it, that is told, and done the next time.
+    """
+    of_slots = {*slots, "none", GONE}
+    of_credentials = {*credentials, "none", GONE}
+    of_classes = {*classes, GONE}
+    of_buckets = {*buckets, "other", GONE}
+
+    def kept(labels: Mapping[str, str]) -> Mapping[str, str]:
+        found = {}
+        for label, known in (("slot", of_slots), ("credential", of_credentials), ("bucket", of_buckets)):
+            if label in labels and labels[label] not in known:
+                found[label] = GONE
+        scope = labels.get("scope")
+        if scope is not None and labels["name"] not in (of_classes if scope == "class" else of_credentials):
+            found["name"] = GONE
+        return {**labels, **found} if found else labels
+
+    shared = values.ValueClass
+    if not isinstance(shared, SharedValues):
+        return
+    gauges = [metric for metric in DECLARED if isinstance(metric, Gauge)]
+    dropped = {gauge.name for gauge in gauges}
+    used = {
+        (gauge.name, *sorted(zip(gauge.labels, label_values, strict=True)))
+        for gauge in gauges
+        if "scope" in gauge.labels
+        for label_values in list(gauge._kept())
+        if gauge.value(*label_values)
+    }
+
+    def renamed(name: str, labels: Mapping[str, str]) -> Mapping[str, str] | None:
+        becomes = kept(labels)
+        if becomes == labels or (name, *sorted(labels.items())) in used:
+            return labels
+        return None if name in dropped else becomes
+
+    for metric in DECLARED:
+        if {"slot", "credential", "scope", "bucket"} & set(metric.labels):
+            metric.forget(lambda labels, name=metric.name: renamed(name, labels) != labels)  # type: ignore[misc]
+    try:
+        shared.fold(renamed)
+    except OSError as error:
+        _log.warning("metrics keep names of slots and callers that are gone", error=str(error))
 
 
 def unshare() -> None:

@@ -6,9 +6,10 @@ addition, which a request would pay for twenty times.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -27,6 +28,18 @@ _VALUE_BYTES = 24
 _lock = Lock()
 
 
+Rename = Callable[[str, Mapping[str, str]], Mapping[str, str] | None]
+"""From a metric's name and the labels of a number to those that it is to have; None: it is dropped."""
+
+
+def _renamed(key: str, renamed: Rename) -> str | None:
+    metric, name, labels, text = json.loads(key)
+    becomes = renamed(metric, labels)
+    if becomes is None or becomes == labels:
+        return None if becomes is None else key
+    return mmap_key(metric, name, list(becomes), list(becomes.values()), text)
+
+
 class Value(Protocol):
     """One number."""
 
@@ -38,7 +51,7 @@ class SharedValue:
 
     def __init__(
         self,
-        file_of: Callable[[str], MmapedDict],
+        file_of: Callable[[str], _WholeFile],
         typ: str,
         metric_name: str,
         name: str,
@@ -53,9 +66,9 @@ class SharedValue:
             # Without the help text, which would be half of the file: who reads it knows it.
             key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), "")
             self._value = file.read_value(key)[0]  # type: ignore[no-untyped-call]
-            place = file._positions[key]
             # Value and time; the file stays mapped here as long as this lives, also when it is mapped larger.
-            self._cells = memoryview(file._m)[place : place + 16].cast("d")
+            self._cells = file.cells(key)
+            file.values[key] = self
 
     def inc(self, amount: float) -> None:
         with _lock:
@@ -69,6 +82,10 @@ class SharedValue:
 
     def get(self) -> float:
         return float(self._value)
+
+    def move_to(self, cells: memoryview[float]) -> None:
+        """Count there from now on, from what stands there. The lock is held."""
+        self._cells, self._value = cells, cells[0]
 
     def get_exemplar(self) -> None:
         """There are none."""
@@ -94,12 +111,23 @@ class SharedValues:
             self._on_lost(error)
             return MutexValue(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
+    def fold(self, renamed: Rename) -> None:
+        """Have numbers stand under other labels, those that come to have the same summed up. OSError, and all is as it
+        was, where there is no room for the new file.
+
+        Who reads meanwhile reads the file of before.
+        """
+        with _lock:
+            for kind, file in list(self._files.items()):
+                if file.needs(renamed):
+                    self._files[kind] = file.folded(renamed)
+
     def close(self) -> None:
         """No further values are made; those that are there go on counting."""
         for file in self._files.values():
             file._f.close()
 
-    def _file(self, kind: str) -> MmapedDict:
+    def _file(self, kind: str) -> _WholeFile:
         if kind not in self._files:
             self._files[kind] = _WholeFile(self._directory / f"{kind}_{self._slot}.db")
         return self._files[kind]
@@ -112,6 +140,42 @@ class _WholeFile(MmapedDict):
         """Made where it is not there. OSError."""
         set_aside(path, GROWTH_BYTES)
         super().__init__(os.fspath(path))  # type: ignore[no-untyped-call]
+        self.path = path
+        self.values: dict[str, SharedValue] = {}
+
+    def cells(self, key: str) -> memoryview[float]:
+        """Of a number that is there: itself, and its time."""
+        place = self._positions[key]
+        return memoryview(self._m)[place : place + 16].cast("d")
+
+    def needs(self, renamed: Rename) -> bool:
+        return any(_renamed(key, renamed) != key for key in self._positions)
+
+    def folded(self, renamed: Rename) -> _WholeFile:
+        """This one under other labels, in a new file that has the place of this. OSError."""
+        path = self.path.with_suffix(".new")
+        path.unlink(missing_ok=True)
+        new = _WholeFile(path)
+        try:
+            for key in self._positions:
+                becomes = _renamed(key, renamed)
+                if becomes is not None:
+                    if becomes not in new._positions:
+                        new._init_value(becomes)
+                    cells, (value, at) = new.cells(becomes), self.cells(key)
+                    cells[0], cells[1] = cells[0] + value, max(cells[1], at)
+            path.rename(self.path)
+        except OSError:
+            path.unlink(missing_ok=True)
+            new._f.close()
+            raise
+        new.path = self.path
+        for key, value_of in self.values.items():
+            if key in new._positions:
+                new.values[key] = value_of
+                value_of.move_to(new.cells(key))
+        self._f.close()
+        return new
 
     def _init_value(self, key: str) -> None:
         """OSError, and nothing has changed, where there is no room for another value."""

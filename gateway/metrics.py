@@ -477,7 +477,7 @@ CALLER_WAIT_SECONDS = Counter(
     "forebay_caller_wait_seconds_total",
     "seconds",
     ("scope", "name", "limit"),
-    "Time that they waited, summed over all that waited side by side.",
+    "Time that they have waited, summed over all that waited side by side. It grows while they wait.",
 )
 CALLER_REFUSED = Counter(
     "forebay_caller_refused_total",
@@ -489,7 +489,10 @@ AUDIT_LOST = Counter(
     "forebay_audit_lost_lines_total", "lines", (), "Lines of the audit log that its disk has not taken, or not in time."
 )
 CALLER_WAITING = Gauge(
-    "forebay_caller_waiting", "requests", ("scope", "name"), "Requests and pieces of bodies that wait now."
+    "forebay_caller_waiting",
+    "requests",
+    ("scope", "name", "limit"),
+    "Requests and pieces of bodies that wait now, by the limit that kept them when they came.",
 )
 CALLER_RUNNING = Gauge(
     "forebay_caller_running", "requests", ("scope", "name"), "Requests of callers that are limited, in all workers."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import orjson
 import pytest
 
 from gateway import metrics
-from gateway.audit import LOOK_SECONDS, AuditLog
+from gateway.audit import _WAITING_BYTES_MAX, LOOK_SECONDS, AuditLog
 
 
 class Hands:
@@ -163,5 +165,103 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     """Whoever can write in the directory would have another file written to."""
     (tmp_path / "victim").touch()
     os.symlink(tmp_path / "victim", tmp_path / "a")
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(OSError, match="no plain file"):
         log(tmp_path / "a")
+
+
+@pytest.mark.parametrize("key", ["k", '"', "\n", "\udcff", "€"], ids=["plain", "quotes", "controls", "no-utf8", "wide"])
+def test_the_greatest_requests_lose_no_line_and_are_bounded(tmp_path: Path, key: str) -> None:
+    """DeleteObjects of 1,000 keys of 1 KiB, eight of them at a time, on a disk that works; nobody waits meanwhile."""
+    audit = log(tmp_path / "a")
+    before = metrics.AUDIT_LOST.value()
+    keys = [f"{number:04}" + key * (1020 // len(key.encode("utf-8", "surrogateescape"))) for number in range(1000)]
+    for _ in range(8):
+        write(audit, *keys)
+    assert audit._sink.drain(60.0)
+    audit.close()
+    assert metrics.AUDIT_LOST.value() == before
+    assert len(lines(tmp_path / "a")) == 8000
+
+
+def test_what_waits_for_a_disk_is_bounded_and_requests_are_lost_as_a_whole(tmp_path: Path) -> None:
+    """A thousand of them while nothing is written: the rest is counted, key by key."""
+    audit = log(tmp_path / "a")
+    before = metrics.AUDIT_LOST.value()
+    with audit._sink._change:  # the thread that writes gets nothing
+        keys = [f"{number:04}" + "k" * 1020 for number in range(1000)]
+        for _ in range(100):
+            write(audit, *keys)
+        assert audit._sink._waiting_bytes <= _WAITING_BYTES_MAX
+    assert audit._sink.drain(60.0)
+    audit.close()
+    lost = metrics.AUDIT_LOST.value() - before
+    assert lost > 0
+    assert lost % 1000 == 0
+    found = lines(tmp_path / "a")
+    told = [one["lines"] for one in found if one["event"] == "lost"]
+    assert len(found) - len(told) == 100_000 - lost
+    assert sum(told) == lost or not told  # told with the line after
+
+
+@pytest.mark.parametrize("torn", [1, 40, 200])
+def test_a_torn_line_swallows_no_line_of_another_process(tmp_path: Path, torn: int) -> None:
+    """The disk has taken a part of one process's line; what others write, and what it writes later, is whole."""
+    path = tmp_path / "a"
+    one, other = log(path), log(path)
+    write(one, "before")
+    drained(one)
+    with path.open("ab") as file:  # and is full
+        file.write(path.read_bytes()[:torn])
+    one._sink._is_torn = True
+    write(other, "innocent")
+    drained(other)
+    write(one, "later")
+    write(other, "last")
+    for audit in (one, other):
+        audit.close()
+    whole = []
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError):
+            whole.append(orjson.loads(line)["key"])
+    assert sorted(whole) == ["before", "innocent", "last", "later"]
+    assert b"\n\n" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "device", "socket", "directory"])
+def test_what_comes_to_the_path_while_it_runs_and_is_no_file_takes_nothing(tmp_path: Path, kind: str) -> None:
+    """The renamed file goes on, and a file that comes later has the lines from then on; a removed one's are counted."""
+    path, clock = tmp_path / "a", Hands()
+    audit = log(path, clock)
+    write(audit, "first")
+    drained(audit)
+    for has_gone in (False, True):
+        clock.now += LOOK_SECONDS
+        path.rename(tmp_path / "old") if not has_gone else (tmp_path / "old").unlink()
+        if not has_gone:
+            put(path, kind)
+        before = metrics.AUDIT_LOST.value()
+        write(audit, "meanwhile")
+        drained(audit)
+        assert metrics.AUDIT_LOST.value() - before == has_gone
+        if not has_gone:
+            assert [one["key"] for one in lines(tmp_path / "old")] == ["first", "meanwhile"]
+    path.rmdir() if kind == "directory" else path.unlink()
+    clock.now += LOOK_SECONDS
+    write(audit, "after")
+    audit.close()
+    assert [one.get("key", one["event"]) for one in lines(path)] == ["lost", "after"]
+    assert not (tmp_path / "victim").read_bytes()
+
+
+def put(path: Path, kind: str) -> None:
+    """Something that is no plain file. (A device would need root: a link to one.)"""
+    (path.parent / "victim").touch()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        with closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(os.fspath(path))
+    else:
+        path.symlink_to(path.parent / "victim" if kind == "link" else "/dev/null")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import metric_kinds, metrics
+from gateway import metric_kinds, metric_values, metrics
 from gateway.blocks.index.eviction import SlotUsage
 from gateway.counting import WorkerMetrics
 from gateway.metrics import DECLARED
@@ -127,8 +130,9 @@ def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
 
 COUNT = """
 import sys
+import threading
 from pathlib import Path
-from gateway import metric_kinds, metrics
+from gateway import metric_kinds, metric_values, metrics
 metric_kinds.share(Path(sys.argv[1]), sys.argv[2])
 metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]), "a")
 metrics.REQUESTS_IN_FLIGHT.add(1)
@@ -171,3 +175,97 @@ def test_the_room_of_shared_files_is_set_aside_when_they_are_made(tmp_path: Path
     for file in files:
         assert file.stat().st_blocks * 512 >= file.stat().st_size
         assert file.stat().st_mode & 0o077 == 0
+
+
+def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: Path) -> None:
+    """Slots, credentials and classes: files, children and what the admin port tells are as large after 300 names as
+    after ten, and no sum over all names has fallen."""
+    metric_kinds.share(tmp_path, "worker0")
+    sizes = []
+    try:
+        for number in range(300):
+            name = f"job-{number}"
+            if number == 150:  # killed, and another one goes on in its place
+                metric_kinds.share(tmp_path, "worker0")
+            metrics.REQUESTS.add(1, "GetObject", name, "200", "hit")
+            metrics.CACHE_USAGE_BYTES.set(7, name)
+            metrics.CALLER_REQUESTS.add(1, name)
+            metrics.CALLER_WAITS.add(1, "class", name, "rate")
+            metrics.CALLER_RUNNING.add(1, "credential", name)
+            metrics.ORIGIN_REQUEST_RATE.set(5, name, "read")
+            metrics.REQUESTS.add(1, "GetObject", "default", "200", "hit")
+            metric_kinds.keep_names({"default"}, {"gateway"}, ())
+            running = metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
+            assert running.get(name, 1) == 1  # one that ends later
+            metrics.CALLER_RUNNING.add(-1, "credential", name)
+            if number % 100 == 9:
+                children = sum(len(metric._kept()) for metric in DECLARED)
+                read = metric_kinds.exposition(tmp_path)
+                sizes.append(
+                    (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
+                )
+        requests = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+        assert requests == {"default": 300, metric_kinds.GONE: 300}
+        assert metric_kinds.by_label(tmp_path, "credential", metrics.CALLER_REQUESTS)[0] == {metric_kinds.GONE: 300}
+        assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_WAITS)[0] == {metric_kinds.GONE: 300}
+        assert metric_kinds.by_label(tmp_path, "slot", metrics.CACHE_USAGE_BYTES)[0] == {}
+        assert metric_kinds.by_label(tmp_path, "bucket", metrics.ORIGIN_REQUEST_RATE)[0] == {}
+        metric_kinds.keep_names({"default"}, {"gateway"}, ())
+        assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] == {}
+        assert len(set(sizes[1:])) == 1, sizes
+    finally:
+        metric_kinds.unshare()
+
+
+def test_numbers_are_the_same_for_who_reads_while_names_go(tmp_path: Path) -> None:
+    """Another thread counts and reads on: it finds the sums of before or of after."""
+    metric_kinds.share(tmp_path, "worker0")
+    try:
+        metrics.REQUESTS.add(1, "GetObject", "kept", "200", "hit")
+        over = threading.Event()
+
+        def count() -> int:
+            done = 0
+            while not over.is_set():
+                metrics.REQUESTS.add(1, "GetObject", "kept", "200", "hit")
+                done += 1
+            return done
+
+        def read() -> bool:
+            last, rises = 0.0, True
+            while not over.is_set():
+                sums = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+                rises, last = rises and sum(sums.values()) >= last, sum(sums.values())
+            return rises
+
+        with ThreadPoolExecutor(2) as threads:
+            counted, rising = threads.submit(count), threads.submit(read)
+            for number in range(100):
+                metrics.REQUESTS.add(1, "GetObject", f"job-{number}", "200", "hit")
+                metric_kinds.keep_names({"kept"}, (), ())
+            over.set()
+            expected = {"kept": 1 + counted.result(), metric_kinds.GONE: 100}
+            sums = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+            assert rising.result()
+            assert sums == expected
+    finally:
+        metric_kinds.unshare()
+
+
+def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost, and they go the next time."""
+    metric_kinds.share(tmp_path, "worker0")
+    try:
+        metrics.REQUESTS.add(1, "GetObject", "job", "200", "hit")
+        with monkeypatch.context() as full:
+
+            def refuse(*_: object) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            full.setattr(metric_values, "set_aside", refuse)
+            metric_kinds.keep_names((), (), ())
+        assert metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {"job": 1}
+        metric_kinds.keep_names((), (), ())
+        assert metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {metric_kinds.GONE: 1}
+    finally:
+        metric_kinds.unshare()

@@ -23,6 +23,10 @@ BLOCKS_MIN = 8
 """With room for fewer, a reader's own readahead would push out what it is about to read."""
 
 
+RESERVED_CALLERS = ("none", "anonymous", "gateway", "admin", "signal", "(gone)")
+"""Who is no credential, in metrics and the audit log."""
+
+
 def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
     """Every problem that single values do not show."""
     rules: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
@@ -254,6 +258,9 @@ def _capacity(settings: Settings) -> Iterator[ConfigError]:
 def _credentials(settings: Settings) -> Iterator[ConfigError]:
     seen: set[str] = set()
     for i, credential in enumerate(settings.credentials):
+        if credential.access_key_id in RESERVED_CALLERS:
+            allowed = f"not {', '.join(RESERVED_CALLERS)}, which mean others in metrics and the audit log"
+            yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, allowed)
         if credential.access_key_id in seen:
             yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, "unique")
         seen.add(credential.access_key_id)

@@ -90,7 +90,10 @@ class CredentialSettings(CallerLimitSettings):
     """A key pair that callers may sign with, what it may touch, and what it may take."""
 
     access_key_id: str = setting(
-        help="Key id of the caller.", allowed="1 to 128 characters", min_length=1, max_length=128
+        help="Key id of the caller.",
+        allowed="1 to 128 characters; not `none`, `anonymous`, `gateway`, `admin`, `signal` or `(gone)`",
+        min_length=1,
+        max_length=128,
     )
     secret_access_key: SecretStr | None = setting(
         None,

@@ -15,16 +15,16 @@ from gateway import metrics
 from gateway.config import CallerLimitSettings
 from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer
-from gateway.metric_kinds import by_labels
+from gateway.metric_kinds import GONE, by_labels
 
 LOOK_SECONDS = 1.0
-"""What binds is what somebody waited for in so long a time: an answer takes as long."""
+"""What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
 
 LIMITS = ("concurrency", "rate", "read", "write")
 
 
 class _Counts(NamedTuple):
-    """By scope, name and limit; by scope and name; by credential."""
+    """By scope, name and limit, but for `running`, by scope and name, and `used`, by credential."""
 
     at: float
     waits: dict[tuple[str, ...], float]
@@ -38,7 +38,8 @@ class _Counts(NamedTuple):
 def _counts(directory: Path) -> _Counts:
     of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
     waits, seconds, refused = by_labels(directory, ("scope", "name", "limit"), *of_limits)
-    waiting, running = by_labels(directory, ("scope", "name"), metrics.CALLER_WAITING, metrics.CALLER_RUNNING)
+    waiting = by_labels(directory, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
+    running = by_labels(directory, ("scope", "name"), metrics.CALLER_RUNNING)[0]
     of_credentials = (metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES)
     used = tuple(by_labels(directory, ("credential",), *of_credentials))
     return _Counts(monotonic(), waits, seconds, refused, waiting, running, used)
@@ -65,7 +66,7 @@ class CallersApi:
             yield "credential", credential.access_key_id, credential
         known = {one.access_key_id for one in settings.credentials}
         for (name,) in sorted(now.used[0]):
-            if name not in known:
+            if name not in known and name != GONE:
                 yield "credential", name, CallerLimitSettings()
         for one in settings.caller_classes:
             yield "class", one.name, one
@@ -73,6 +74,7 @@ class CallersApi:
 
 def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> dict[str, Any]:
     keys = {limit: (scope, name, limit) for limit in LIMITS}
+    waiting = {limit: int(now.waiting.get(key, 0)) for limit, key in keys.items()}
     started = {limit for limit, key in keys.items() if now.waits.get(key, 0) > before.waits.get(key, 0)}
     refused = {limit for limit, key in keys.items() if now.refused.get(key, 0) > before.refused.get(key, 0)}
     used = [counts.get((name,), 0.0) for counts in now.used]
@@ -91,13 +93,13 @@ def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Count
             "write_bandwidth": limits.write_bandwidth_bytes_per_second,
         },
         "running": int(now.running.get((scope, name), 0)),
-        "waiting": int(now.waiting.get((scope, name), 0)),
+        "waiting": sum(waiting.values()),
         "throttled": {limit: int(now.waits.get(key, 0)) for limit, key in keys.items()},
         "waited_seconds": {limit: round(now.seconds.get(key, 0.0), 3) for limit, key in keys.items()},
         "refused": {limit: int(now.refused.get(key, 0)) for limit, key in keys.items()},
         "used": _used(used, int) if is_credential else None,
         "per_second": _used(per_second, lambda one: round(one, 1)) if is_credential else None,
-        "binds": sorted(started | refused),
+        "binds": sorted(started | refused | {limit for limit, count in waiting.items() if count > 0}),
     }
 
 

@@ -40,9 +40,13 @@ class Guard:
             answer = await answered(request)
             if self._audit is not None and request.method not in _READS:
                 remote = request.client.host if request.client is not None else None
-                url = request.url
+                sent: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
                 self._audit.admin(
-                    remote=remote, method=request.method, path=url.path, query=url.query, status=answer.status_code
+                    remote=remote,
+                    method=request.method,
+                    path=sent.decode("latin-1"),
+                    query=request.scope["query_string"].decode("latin-1"),
+                    status=answer.status_code,
                 )
             return answer
 

@@ -39,12 +39,13 @@ class SlotChanges:
         self._holder = holder
         self._asked = 0
 
-    async def make(self, name: str, slot: Mapping[str, Any] | None) -> bool:
-        """Set a slot, or (None) remove it; whether all processes keep to it by now. SlotRefused."""
+    async def make(self, name: str, slot: Mapping[str, Any] | None, remote: str | None = None) -> bool:
+        """Set a slot, or (None) remove it, for the client at `remote`; whether all processes keep to it by now.
+        SlotRefused."""
         if self._asked >= _ASKED_MAX:
             raise SlotRefused(503, "too many changes are under way: try again")
         asked = secrets.token_hex(8)
-        line = orjson.dumps({"asked": asked, "name": name, "slot": slot})
+        line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
         if len(line) > _LINE_BYTES_MAX:
             raise SlotRefused(400, "so much cannot be said of a slot")
         self._asked += 1

@@ -95,17 +95,19 @@ class SlotsApi:
             return problem(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
         if not isinstance(slot.get("prefix"), str):
             return problem(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
-        return await self._make(request.path_params["name"], slot)
+        return await self._make(request, slot)
 
     async def delete(self, request: Request) -> Response:
         """Remove a slot that was set here. What it has on disk goes to the slots that its keys belong to then."""
-        return await self._make(request.path_params["name"], None)
+        return await self._make(request, None)
 
-    async def _make(self, name: str, slot: dict[str, Any] | None) -> Response:
+    async def _make(self, request: Request, slot: dict[str, Any] | None) -> Response:
+        name: str = request.path_params["name"]
+        remote = request.client.host if request.client is not None else None
         if self._changes is None:
             return problem(503, "the gateway is starting")
         try:
-            is_followed = await self._changes.make(name, slot)
+            is_followed = await self._changes.make(name, slot, remote)
         except SlotRefused as refusal:
             return problem(refusal.status, str(refusal))
         return json_answer({"name": name, "in_force": is_followed}, 200 if is_followed else 202)

@@ -27,7 +27,7 @@ from gateway.audit import AuditLog
 from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.limited import PacedSend, direction_of, enter
+from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
@@ -48,7 +48,7 @@ from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import CallerLimits, Callers, Direction, LimitsReplaced
+from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
@@ -71,20 +71,20 @@ class CountedBody(RequestBody, Protocol):
     @property
     def received_bytes(self) -> int: ...
 
-    def pace(self, limits: CallerLimits) -> None:
-        """Read no more than there is room for."""
+    def pace(self, admission: Admission) -> None:
+        """Give no more than there is room for."""
 
 
 class RequestRecord:
     """See the module. `body` is None until the head has told how long it is."""
 
     __slots__ = (
+        "admission",
         "answered",
         "body",
         "cache",
         "context",
         "credential",
-        "limits",
         "operation",
         "raw_path",
         "reason",
@@ -115,8 +115,8 @@ class RequestRecord:
         """What the answer's head says of the object that was written."""
 
         self.credential = NOBODY
-        self.limits: CallerLimits | None = None
-        """Under which it holds a place."""
+        self.admission: Admission | None = None
+        """The place that it holds, where its caller is limited."""
 
     @property
     def path(self) -> str:
@@ -153,8 +153,7 @@ class AsgiRequestBody:
         if self._length_bytes is None and "transfer-encoding" not in headers:
             self._length_bytes = 0
         self._complete = self._length_bytes == 0
-        self._limits: CallerLimits | None = None
-        self._has_begun = False
+        self._admission: Admission | None = None
         self.received_bytes = 0
 
     @property
@@ -166,10 +165,10 @@ class AsgiRequestBody:
         """Whether the whole body has been read; if not, the connection cannot carry another request."""
         return self._complete
 
-    def pace(self, limits: CallerLimits) -> None:
-        """Read no more than there is room for: not straight from the socket, which brings whatever there is."""
-        if limits.piece_bytes("write") is not None:
-            self._limits, self._receive_into = limits, self._read_into
+    def pace(self, admission: Admission) -> None:
+        """Give no more than there is room for: not straight from the socket, which brings whatever there is."""
+        if admission.piece_bytes("write") is not None:
+            self._admission, self._receive_into = admission, self._read_into
 
     async def read(self) -> bytes:
         piece = await self._next()
@@ -187,19 +186,22 @@ class AsgiRequestBody:
 
     async def _next(self) -> bytes:
         while not self._complete:
-            if self._limits is not None and self._has_begun:  # a 100-continue is not kept back
-                await self._limits.pass_bytes("write", 0)
-            self._has_begun = True
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected("the client left before its request was complete")
             self._complete = not message.get("more_body", False)
             body: bytes = message.get("body", b"")
             if body:
-                if self._limits is not None:
-                    self._limits.charge("write", len(body))
+                if self._admission is not None:
+                    await self._pass(self._admission, len(body))
                 return body
         return b""
+
+    async def _pass(self, admission: Admission, count: int) -> None:
+        """What the connection has read at once may be more than a piece."""
+        piece_bytes = admission.piece_bytes("write") or count
+        for begun in range(0, count, piece_bytes):
+            await admission.pass_bytes("write", min(piece_bytes, count - begun))
 
     async def _read_into(self, sink: Sink) -> None:
         """For servers that offer no better way."""
@@ -228,24 +230,22 @@ _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
     """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
-    if RESPONSE not in extensions or _must_be_paced(reply, record):
+    if RESPONSE not in extensions:
         return None
     if isinstance(body, (bytes, memoryview)):
-        return _response(reply, record, body)
-    if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions:
+        length_bytes = 0 if scope["method"] == "HEAD" else len(body)
+        return _response(reply, record, body) if _passes_at_once(record, length_bytes) else None
+    if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions and _passes_at_once(record, body.span.count):
         return _response(reply, record, body.span)
     return None
 
 
-def _must_be_paced(reply: Response, record: RequestRecord) -> bool:
-    """Whether a body is longer than what may pass without a look at the limits."""
-    piece_bytes = record.limits.piece_bytes("read") if record.limits is not None else None
-    if piece_bytes is None:
-        return False
-    body = reply.body
-    if isinstance(body, PinnedFileSpan):
-        return body.span.count > piece_bytes
-    return not isinstance(body, (bytes, memoryview)) or len(body) > piece_bytes
+def _passes_at_once(record: RequestRecord, length_bytes: int) -> bool:
+    """Whether a body may pass the limits now, in one piece. If so, it has."""
+    admission = record.admission
+    if admission is None or not length_bytes or (piece_bytes := admission.piece_bytes("read")) is None:
+        return True
+    return length_bytes <= piece_bytes and admission.passes("read", length_bytes)
 
 
 async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestRecord) -> None:
@@ -457,8 +457,6 @@ class S3App:
             finally:
                 if whole is not None and not record.sent_bytes:
                     record.sent_bytes = whole.sent_bytes
-                    if record.limits is not None:
-                        record.limits.charge("read", record.sent_bytes)
                 if not reply.close_now():
                     await reply.aclose()
         except ClientDisconnected:
@@ -470,8 +468,8 @@ class S3App:
         finally:
             if record.waits:
                 self.observer.in_flight(-1)
-            if record.limits is not None:
-                record.limits.leave()
+            if record.admission is not None:
+                record.admission.leave()
             self._report(record)
             if self.audit is not None and scope["method"] not in READ_METHODS:
                 _audited(self.audit, record, scope)
@@ -510,8 +508,8 @@ class S3App:
     async def _stream(self, record: RequestRecord, reply: Response, scope: Scope, send: Send) -> None:
         if not record.waits:
             await self._wait(record, scope)
-        if record.limits is not None and (piece_bytes := record.limits.piece_bytes("read")) is not None:
-            send = PacedSend(send, record.limits, piece_bytes)
+        if record.admission is not None and (piece_bytes := record.admission.piece_bytes("read")) is not None:
+            send = PacedSend(send, record.admission, piece_bytes)
         await send_reply(reply, scope, send, record)
 
     async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Response], scope: Scope) -> Response:
@@ -579,35 +577,38 @@ class S3App:
         if limits is None:
             return perform(context)
         direction = direction_of(body.length_bytes)
-        if limits.enter_now(direction):
-            record.limits = limits
-            body.pace(limits)
+        expected = expected_bytes(request.method, direction, body.length_bytes)
+        admission = limits.enter_now(direction, expected)
+        if admission is not None:
+            record.admission = admission
+            body.pace(admission)
             return perform(context)
-        return self._limited(record, context, limits, direction, scope.get(CONTINUE))
+        return self._limited(record, body, context, limits, direction, expected, scope.get(CONTINUE))
 
     async def _limited(
         self,
         record: RequestRecord,
+        body: CountedBody,
         context: RequestContext,
         limits: CallerLimits,
         direction: Direction,
+        expected: int | None,
         send_continue: Callable[[], None] | None,
     ) -> Response:
         """Wait for room, then go on as usual. Where limits change meanwhile, by those of then."""
-        clock, entered = self.services.clock, False
+        clock, admission = self.services.clock, None
         began = clock.monotonic()
         found: CallerLimits | None = limits
-        while found is not None and not entered:
+        while found is not None and admission is None:
             try:
-                await enter(found, direction, send_continue, clock.monotonic() - began)
-                entered = True
+                admission = await enter(found, direction, expected, send_continue, clock.monotonic() - began)
             except LimitsReplaced:
                 send_continue = None  # it was sent
                 agent = context.request.headers.get("user-agent", "")
                 found = self.callers.find(record.credential, agent) if self.callers is not None else None
-        record.limits = found
-        if found is not None and record.body is not None:
-            record.body.pace(found)
+        record.admission = admission
+        if admission is not None:
+            body.pace(admission)
         answer = perform(context)
         return answer if isinstance(answer, Response) else await answer
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
-from gateway.objects import FileSpan
-from gateway.policy.callers import CallerLimits, Direction, Refused
+from gateway.objects import BorrowedBuffer, FileSpan
+from gateway.policy.callers import Admission, CallerLimits, Direction, Refused
 from gateway.s3.error_codes import s3_error
 
 Message = MutableMapping[str, Any]
@@ -26,15 +26,26 @@ def direction_of(body_length_bytes: int | None) -> Direction:
     return "read" if body_length_bytes == 0 else "write"
 
 
+def expected_bytes(method: str, direction: Direction, body_length_bytes: int | None) -> int | None:
+    """What is known of the first body before anything is done: of an upload its length, of a HEAD's answer nothing."""
+    if direction == "write":
+        return body_length_bytes
+    return 0 if method == "HEAD" else None
+
+
 async def enter(
-    limits: CallerLimits, direction: Direction, send_continue: Callable[[], None] | None, waited_seconds: float = 0.0
-) -> None:
+    limits: CallerLimits,
+    direction: Direction,
+    expected: int | None,
+    send_continue: Callable[[], None] | None,
+    waited_seconds: float = 0.0,
+) -> Admission:
     """Wait for room; S3Error SlowDown where there is none in time, LimitsReplaced. `send_continue` is there where the
     client expects a 100; `waited_seconds` were waited under other limits."""
     if send_continue is not None:
         send_continue()
     try:
-        await limits.enter(direction, max(0.0, limits.wait_seconds - waited_seconds))
+        return await limits.enter(direction, expected, max(0.0, limits.wait_seconds - waited_seconds))
     except Refused as refused:
         raise s3_error(
             "SlowDown",
@@ -46,9 +57,9 @@ async def enter(
 class PacedSend:
     """Sends an answer's body in pieces, each when there is room for it."""
 
-    def __init__(self, send: Send, limits: CallerLimits, piece_bytes: int) -> None:
+    def __init__(self, send: Send, admission: Admission, piece_bytes: int) -> None:
         self._send = send
-        self._limits = limits
+        self._admission = admission
         self._piece_bytes = piece_bytes
 
     async def __call__(self, message: Message) -> None:
@@ -56,20 +67,27 @@ class PacedSend:
         if kind == ZERO_COPY and isinstance(message.get(SPAN), FileSpan):
             await self._send_span(message, message[SPAN])
         elif kind == LENT:
-            await self._limits.pass_bytes("read", 0)
-            lent = message["bytes"]
-            await self._send(message)
-            self._limits.charge("read", lent.taken)
+            await self._send_lent(message, message["bytes"])
         elif kind == "http.response.body" and message.get("body"):
             await self._send_bytes(message, memoryview(message["body"]))
         else:
             await self._send(message)
 
+    async def _send_lent(self, message: Message, lent: BorrowedBuffer) -> None:
+        """As much of it as a piece has; the rest comes again."""
+        count = min(self._piece_bytes, len(lent.content))
+        await self._admission.pass_bytes("read", count)
+        piece = BorrowedBuffer(lent.content[:count])
+        lent.content.release()  # whoever sends it lets go of its piece before it waits
+        await self._send({**message, "bytes": piece})
+        lent.taken = piece.taken
+        self._admission.give_back("read", count - piece.taken)
+
     async def _send_span(self, message: Message, span: FileSpan) -> None:
         done = 0
         while True:
             count = min(self._piece_bytes, span.count - done)
-            has_waited = await self._limits.pass_bytes("read", count)
+            has_waited = bool(count) and await self._admission.pass_bytes("read", count)
             piece = replace(span, offset=span.offset + done, count=count)
             done += count
             more = message.get("more_body", False) or done < span.count
@@ -81,6 +99,6 @@ class PacedSend:
     async def _send_bytes(self, message: Message, body: memoryview) -> None:
         for start in range(0, len(body), self._piece_bytes):
             piece = body[start : start + self._piece_bytes]
-            await self._limits.pass_bytes("read", len(piece))
+            await self._admission.pass_bytes("read", len(piece))
             more = message.get("more_body", False) or start + len(piece) < len(body)
             await self._send({**message, "body": piece, "more_body": more})

@@ -1,8 +1,14 @@
 """Limits of callers, over all processes of the node: requests at a time and per second, bytes to and from the client.
 
 A credential and a class of callers have an account each, where anything limits them; a request has to pass both. An
-account has up to three gates: requests, bytes to the client ("read"), bytes from it ("write"). Who finds no room at a
-gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each credential is a flow.
+account has a gate for requests, and for each direction that is limited, to the client ("read") and from it ("write"),
+two: `turns`, which says whose turn it is, and `wire`, which no byte passes before its time. A request enters by `turns`
+and takes what its first piece will cost there: as much as those of its flow did lately, if nothing tells. What it was
+wrong by is made good when the piece is known. What is paid for so may come late, and with others; so every piece passes
+`wire` at the moment when it is handed on.
+
+Who finds no room at a gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each
+credential is a flow.
 A flow has start tags (start-time fair queueing): the one that has passed least since anybody waited is next, and
 who comes back begins with the least of those that wait, so nobody saves up turns. Of one flow the request passes
 that has waited longest, in whichever process.
@@ -24,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
@@ -53,6 +59,12 @@ FLOWS_MAX = 64
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 * 1024, 1024 * 1024
 PIECE_SECONDS = 0.1
 """A body passes in pieces of so much of the rate."""
+
+_LEARNING = 1 / 8
+"""What the latest answer counts for in what the next one is expected to be."""
+
+_AGENTS_KEPT, _AGENT_CHARACTERS_MAX = 1024, 512
+"""Of User-Agents whose class is remembered; a longer one is looked up each time."""
 
 UNSIGNED = "anonymous"
 """Whose requests carry no signature: one credential, all together."""
@@ -95,9 +107,13 @@ class CallerClass:
 class Observer(Protocol):
     """Counts what becomes of requests. `name` is a credential's access key id, or a class's name."""
 
-    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None: ...
+    def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
+        """One begins to wait (1), or waits no more (-1)."""
+
+    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None:
+        """So long some have waited since this was last told: while they wait, too."""
+
     def refused(self, scope: Scope, name: str, limit: LimitName) -> None: ...
-    def waiting(self, scope: Scope, name: str, change: int) -> None: ...
     def running(self, scope: Scope, name: str, change: int) -> None: ...
 
 
@@ -130,6 +146,22 @@ class _Waiter:
     """False: the process ends. LimitsReplaced."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Who is told of the waits at a gate. (It holds nothing that holds the gate: shared memory goes with the last one
+    that holds it.)"""
+
+    observer: Observer
+    scope: Scope
+    name: str
+
+    def waiting(self, limit: LimitName, change: int) -> None:
+        self.observer.waiting(self.scope, self.name, limit, change)
+
+    def waited(self, limit: LimitName, seconds: float) -> None:
+        self.observer.waited(self.scope, self.name, limit, seconds)
+
+
 class Gate:
     """One limit of an account, as one process sees that of all. Event loop only."""
 
@@ -141,9 +173,11 @@ class Gate:
         clock: Clock,
         rate: float | None,
         most: int | None,
-        on_waiting: Callable[[int], None] = lambda _: None,
+        waits: _Waits,
+        direction: Direction | None = None,
     ) -> None:
-        self._cells, self._clock, self._most, self._on_waiting = cells, clock, most, on_waiting
+        self._cells, self._clock, self._most = cells, clock, most
+        self._waits, self._direction, self._told_at = waits, direction, clock.monotonic()
         self._flows, self.rate = flows, rate
         self._own = cells.own
         self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
@@ -159,8 +193,18 @@ class Gate:
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
         self.is_closed = False
-        self.bound: LimitName = "rate"
-        """What has kept the last one that found no room."""
+
+    @property
+    def limit(self) -> LimitName:
+        """What keeps those who find no room now."""
+        if self._direction is not None:
+            return self._direction
+        if self._bucket is None:
+            return "concurrency"
+        if self._most is None:
+            return "rate"
+        now = self._clock.monotonic()
+        return "concurrency" if self.held(now) >= self._most and self._bucket.delay_seconds(now) <= 0 else "rate"
 
     @property
     def waiting(self) -> int:
@@ -192,6 +236,16 @@ class Gate:
         now = self._clock.monotonic()
         return not self._queues and max(self._until) <= now and self._take(cost, now)
 
+    def has_room(self) -> bool:
+        """Whether there is no debt, and nobody waits."""
+        now = self._clock.monotonic()
+        is_free = self._bucket is None or self._bucket.delay_seconds(now) <= 0
+        return is_free and not self._queues and max(self._until) <= now
+
+    def passes_ahead(self, cost: int) -> bool:
+        """The same for one that has waited for its turn elsewhere: whoever waits here does not keep it."""
+        return self._take(cost, self._clock.monotonic())
+
     async def enter(self, flow: int, cost: int, wait_seconds: float | None) -> bool:
         """Wait for the turn; False when it has not come in time. None: there is no such time. Raises LimitsReplaced."""
         if self.passes(cost):
@@ -203,8 +257,10 @@ class Gate:
             return False
         now = self._clock.monotonic()
         waiter = _Waiter(cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future())
+        limit = self.limit
+        self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        self._on_waiting(1)
+        self._waits.waiting(limit, 1)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
@@ -213,7 +269,7 @@ class Gate:
                 self.leave(cost)
             raise
         finally:
-            self._on_waiting(-1)
+            self._waits.waiting(limit, -1)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
@@ -239,9 +295,11 @@ class Gate:
             self.look()
 
     def charge(self, cost: int) -> None:
-        """It has passed without having waited: those behind it wait for it."""
-        if self._bucket is not None:
+        """It has passed without having waited: those behind it wait for it. Less than nothing was taken in vain."""
+        if self._bucket is not None and cost:
             self._bucket.take(cost)
+            if cost < 0 and self._queues:
+                self.look()
 
     def close(self) -> None:
         """No request waits any more; bodies that have begun go on."""
@@ -261,6 +319,7 @@ class Gate:
     def look(self) -> None:
         """Let pass whose turn it is, and tell the others who waits."""
         now = self._clock.monotonic()
+        self._tell_waits(now)
         while (flow := self._next(now)) is not None:
             waiter = self._queues[flow][0]
             start = self._start(flow)
@@ -288,13 +347,11 @@ class Gate:
     def _take(self, cost: int, now: float) -> bool:
         bucket = self._bucket
         if bucket is not None and bucket.delay_seconds(now) > 0:
-            self.bound = "rate"
             return False
         if self._most is not None:
             self._running[self._own] += 1
             if self.held(now) > self._most:
                 self._running[self._own] -= 1
-                self.bound = "concurrency"
                 return False
         if bucket is not None:
             bucket.take(cost)
@@ -325,12 +382,19 @@ class Gate:
     def _forget(self, flow: int, waiter: _Waiter) -> None:
         queue = self._queues.get(flow)
         if queue is not None and waiter in queue:
+            self._tell_waits(self._clock.monotonic())
             queue.remove(waiter)
             if not queue:
                 del self._queues[flow]
                 self._since[flow][self._own] = 0.0
                 if not self._queues:
                     self._until[self._own] = 0.0
+
+    def _tell_waits(self, now: float) -> None:
+        """How long those who wait have done so since this was last told."""
+        if self._queues and now > self._told_at:
+            self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
+        self._told_at = now
 
     def _tell(self, now: float) -> None:
         if self._queues:
@@ -339,22 +403,43 @@ class Gate:
             self._until[self._own] = now + HOLD_SECONDS
 
 
+_GATES_OF_ACCOUNT = 5
+"""Requests; turns and wire, read and write."""
+
+
 def _rows_of_gate(flows: int) -> int:
     return ROWS_OF_BUCKET + 3 + 2 * flows
 
 
+class BytesGates:
+    """The two of one direction of an account, which share a rate; see the module."""
+
+    def __init__(self, turns: Gate, wire: Gate, rate: float) -> None:
+        self.turns, self.wire = turns, wire
+        self.piece_bytes = int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, rate * PIECE_SECONDS)))
+        self._expected: dict[int, float] = {}
+
+    def expected_bytes(self, flow: int) -> int:
+        """What the first piece of an answer will have."""
+        return round(self._expected.get(flow, self.piece_bytes))
+
+    def learn(self, flow: int, count: int) -> None:
+        """What one had."""
+        before = self._expected.get(flow, float(count))
+        self._expected[flow] = before + (count - before) * _LEARNING
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one credential or one class has in all. A gate is None where nothing limits what passes there."""
+    """What one credential or one class has in all. Gates are None where nothing limits what passes there."""
 
     scope: Scope
     name: str
     requests: Gate | None
-    read: Gate | None
-    write: Gate | None
+    read: BytesGates | None
+    write: BytesGates | None
 
-    def gate(self, direction: Direction) -> Gate | None:
-        """Of bytes."""
+    def bytes_gates(self, direction: Direction) -> BytesGates | None:
         return self.read if direction == "read" else self.write
 
 
@@ -387,7 +472,7 @@ class CallersPlan:
     @property
     def rows(self) -> int:
         """Of cells, for all of it; 0 where nothing is limited."""
-        rows = sum(3 * _rows_of_gate(account.flows) for account in self.accounts)
+        rows = sum(_GATES_OF_ACCOUNT * _rows_of_gate(account.flows) for account in self.accounts)
         return rows + 1 if rows else 0
 
 
@@ -404,79 +489,63 @@ class CallerLimits:
 
     def piece_bytes(self, direction: Direction) -> int | None:
         """How much of a body passes at once; None: it is not paced."""
-        gates = [account.gate(direction) for account, _ in self.accounts]
-        rates = [gate.rate for gate in gates if gate is not None and gate.rate is not None]
-        return int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, min(rates) * PIECE_SECONDS))) if rates else None
+        gates = [account.bytes_gates(direction) for account, _ in self.accounts]
+        return min((one.piece_bytes for one in gates if one is not None), default=None)
 
-    def enter_now(self, direction: Direction) -> bool:
-        """Hold a place for a request, where there is room in all accounts now. To `leave` when it is over."""
-        entered: list[Account] = []
-        for account, _ in self.accounts:
-            gate, bytes_gate = account.requests, account.gate(direction)
-            if (bytes_gate is not None and not bytes_gate.passes(0)) or (gate is not None and not gate.passes(1)):
-                for one in entered:
-                    _leave(one, 1)
-                return False
-            entered.append(account)
+    def enter_now(self, direction: Direction, expected_bytes: int | None = None) -> Admission | None:
+        """Hold a place for a request, where there is room in all accounts now; None where there is not.
+
+        `expected_bytes` is what its body has in this direction, where that is known.
+        """
+        admission = Admission(self, direction)
+        for account, flow in self.accounts:
+            gates, cost = account.bytes_gates(direction), 0
+            if gates is not None:
+                cost = _first_piece(gates, flow, expected_bytes)
+                if not gates.turns.passes(cost):
+                    admission.undo()
+                    return None
+            admission.paid.append(cost)
+            if account.requests is not None and not account.requests.passes(1):
+                admission.undo()
+                return None
+            admission.entered += 1
         self._tell_running(1)
-        return True
+        return admission
 
-    async def enter(self, direction: Direction, wait_seconds: float | None = None) -> None:
+    async def enter(
+        self, direction: Direction, expected_bytes: int | None = None, wait_seconds: float | None = None
+    ) -> Admission:
         """The same, and wait for room: Refused when there is none in time, or too many wait already. LimitsReplaced."""
         until = self.clock.monotonic() + (self.wait_seconds if wait_seconds is None else wait_seconds)
-        entered: list[Account] = []
+        admission = Admission(self, direction)
         try:
             for account, flow in self.accounts:
-                bytes_gate = account.gate(direction)
-                await self._through(account, bytes_gate, flow, 0, until, direction)
+                gates, cost = account.bytes_gates(direction), 0
+                if gates is not None:
+                    cost = _first_piece(gates, flow, expected_bytes)
+                    await self._through(account, gates.turns, flow, cost, until, direction)
+                admission.paid.append(cost)
                 await self._through(account, account.requests, flow, 1, until, None)
-                entered.append(account)
+                admission.entered += 1
         except BaseException:
-            for account in entered:
-                _leave(account, 1)
+            admission.undo()
             raise
         self._tell_running(1)
+        return admission
 
-    def leave(self) -> None:
-        """The request is over."""
-        self._tell_running(-1)
-        for account, _ in self.accounts:
-            _leave(account, 0)
-
-    async def pass_bytes(self, direction: Direction, count: int) -> bool:
-        """Wait until a piece of a body may pass; whether it had to."""
-        has_waited = False
-        for account, flow in self.accounts:
-            gate = account.gate(direction)
-            if gate is None or gate.passes(count):
-                continue
-            has_waited, began = True, self.clock.monotonic()
-            try:
-                while not await gate.enter(flow, count, None):
-                    await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
-            finally:
-                self.observer.waited(account.scope, account.name, direction, self.clock.monotonic() - began)
-        return has_waited
-
-    def charge(self, direction: Direction, count: int) -> None:
-        """Bytes have passed that did not wait: the debt holds back what comes next."""
-        for account, _ in self.accounts:
-            gate = account.gate(direction)
-            if gate is not None and count:
-                gate.charge(count)
+    async def wait_for_bytes(self, account: Account, gate: Gate, flow: int, direction: Direction, count: int) -> None:
+        """Have a piece of a body pass in turn, however long that takes."""
+        while not await gate.enter(flow, count, None):
+            await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
 
     async def _through(
         self, account: Account, gate: Gate | None, flow: int, cost: int, until: float, direction: LimitName | None
     ) -> None:
         if gate is None or gate.passes(cost):
             return
-        limit: LimitName = direction or gate.bound
-        began = self.clock.monotonic()
-        try:
-            has_passed = await gate.enter(flow, cost, until - began)
-        finally:
-            self.observer.waited(account.scope, account.name, limit, self.clock.monotonic() - began)
-        if not has_passed:
+        if not await gate.enter(flow, cost, until - self.clock.monotonic()):
+            limit = gate.limit
             self.observer.refused(account.scope, account.name, limit)
             raise Refused(account.scope, account.name, limit, 1)
 
@@ -485,9 +554,141 @@ class CallerLimits:
             self.observer.running(account.scope, account.name, change)
 
 
-def _leave(account: Account, cost: int) -> None:
-    if account.requests is not None:
-        account.requests.leave(cost)
+def _first_piece(gates: BytesGates, flow: int, expected_bytes: int | None) -> int:
+    return gates.expected_bytes(flow) if expected_bytes is None else min(expected_bytes, gates.piece_bytes)
+
+
+class Admission:
+    """The place that a request holds under limits, until it leaves."""
+
+    __slots__ = ("_begun_bytes", "_direction", "_is_settled", "_limits", "entered", "paid")
+
+    def __init__(self, limits: CallerLimits, direction: Direction) -> None:
+        self._limits = limits
+        self._direction = direction
+        self._begun_bytes: dict[Direction, int] = {}
+        """Of the first piece of the body in a direction: it may come in several."""
+
+        self._is_settled = False
+        self.entered = 0
+        """The accounts that count it."""
+
+        self.paid: list[int] = []
+        """What it has taken of the turns of each account, as it entered, and not passed yet."""
+
+    def piece_bytes(self, direction: Direction) -> int | None:
+        """How much of a body passes at once; None: it is not paced."""
+        return self._limits.piece_bytes(direction)
+
+    def passes(self, direction: Direction, count: int) -> bool:
+        """Let a whole short body pass if nothing keeps it; False, and nothing taken, otherwise."""
+        if not self._passes_wires(direction, count, None):
+            return False
+        self._begins_with(direction, count)
+        return True
+
+    async def pass_bytes(self, direction: Direction, count: int) -> bool:
+        """Wait until a piece of a body, of at least a byte, may pass; whether it had to."""
+        has_waited = not self._begins_with(direction, count) and await self._take_turns(direction, count)
+        held: Gate | None = None
+        while not self._passes_wires(direction, count, held):
+            if held is not None:
+                held.charge(-count)
+            held, has_waited = await self._wait_for_a_wire(direction, count), True
+        return has_waited
+
+    def give_back(self, direction: Direction, count: int) -> None:
+        """So much of what has just passed was not handed on after all."""
+        for account, _ in self._limits.accounts:
+            gates = account.bytes_gates(direction)
+            if gates is not None and count:
+                gates.turns.charge(-count)
+                gates.wire.charge(-count)
+
+    def leave(self) -> None:
+        """The request is over."""
+        self._limits._tell_running(-1)
+        for account, _ in self._limits.accounts:
+            if account.requests is not None:
+                account.requests.leave(0)
+        self._settle()
+
+    def undo(self) -> None:
+        """It has not found room everywhere."""
+        for number, (account, _) in enumerate(self._limits.accounts):
+            if number < self.entered and account.requests is not None:
+                account.requests.leave(1)
+            gates = account.bytes_gates(self._direction)
+            if number < len(self.paid) and gates is not None:
+                gates.turns.charge(-self.paid[number])
+
+    def _begins_with(self, direction: Direction, count: int) -> bool:
+        """Whether bytes are of the first piece, which has its turn: those behind it wait for what it costs beyond what
+        was paid."""
+        begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
+        if piece_bytes is None:
+            return True
+        if begun and begun + count > piece_bytes:
+            if direction == self._direction:
+                self._settle()
+            return False
+        self._begun_bytes[direction] = begun + count
+        for number, (account, _) in enumerate(self._limits.accounts):
+            gates = account.bytes_gates(direction)
+            if gates is None:
+                continue
+            paid = min(count, self.paid[number]) if direction == self._direction else 0
+            if paid:
+                self.paid[number] -= paid
+            if count > paid:
+                gates.turns.charge(count - paid)
+        return True
+
+    def _settle(self) -> None:
+        """The first piece is known: what was paid in vain is given back."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        for number, (account, flow) in enumerate(self._limits.accounts):
+            gates = account.bytes_gates(self._direction)
+            if gates is not None:
+                gates.learn(flow, min(gates.piece_bytes, self._begun_bytes.get(self._direction, 0)))
+                gates.turns.charge(-self.paid[number])
+                self.paid[number] = 0
+
+    async def _take_turns(self, direction: Direction, count: int) -> bool:
+        has_waited = False
+        for account, flow in self._limits.accounts:
+            gates = account.bytes_gates(direction)
+            if gates is not None and not gates.turns.passes(count):
+                has_waited = True
+                await self._limits.wait_for_bytes(account, gates.turns, flow, direction, count)
+        return has_waited
+
+    def _passes_wires(self, direction: Direction, count: int, held: Gate | None) -> bool:
+        """Pass all accounts' at the same moment, or none; `held` has just been passed. What is held of one while
+        another is waited for would add up, and pass with others in a burst."""
+        passed: list[Gate] = []
+        for _, _, wire in self._wires(direction):
+            if wire is held:
+                continue
+            if not (wire.passes(count) if held is None else wire.passes_ahead(count)):
+                for one in passed:
+                    one.charge(-count)
+                return False
+            passed.append(wire)
+        return True
+
+    async def _wait_for_a_wire(self, direction: Direction, count: int) -> Gate:
+        """Pass the first one that has no room, in turn."""
+        wires = self._wires(direction)
+        account, flow, wire = next((one for one in wires if not one[2].has_room()), wires[-1])
+        await self._limits.wait_for_bytes(account, wire, flow, direction, count)
+        return wire
+
+    def _wires(self, direction: Direction) -> list[tuple[Account, int, Gate]]:
+        found = [(account, flow, account.bytes_gates(direction)) for account, flow in self._limits.accounts]
+        return [(account, flow, gates.wire) for account, flow, gates in found if gates is not None]
 
 
 class Callers:
@@ -505,24 +706,39 @@ class Callers:
         self._gates: list[Gate] = []
         row = 1
         for account in plan.accounts:
-            gates = []
-            for rate, most in _gates_of(account.limits):
-                gate = None
-                if rate is not None or most is not None:
-                    gate = self._gate(account, row, rate, most)
-                gates.append(gate)
-                row += _rows_of_gate(account.flows)
-            self._accounts[account.scope, account.name] = Account(account.scope, account.name, *gates)
-        self._class_of = lru_cache(maxsize=1024)(self._looked_up)
+            limits, rows = account.limits, _rows_of_gate(account.flows)
+            requests = None
+            if limits.requests_per_second is not None or limits.concurrent_requests is not None:
+                requests = self._gate(account, row, limits.requests_per_second, limits.concurrent_requests)
+            read = self._bytes_gates(account, row + rows, limits.read_bytes_per_second, "read")
+            write = self._bytes_gates(account, row + 3 * rows, limits.write_bytes_per_second, "write")
+            self._accounts[account.scope, account.name] = Account(account.scope, account.name, requests, read, write)
+            row += _GATES_OF_ACCOUNT * rows
+        self._class_of = _class_of(plan.classes)
 
-    def _gate(self, account: AccountPlan, row: int, rate: float | None, most: int | None) -> Gate:
-        def on_waiting(change: int) -> None:
-            self._observer.waiting(account.scope, account.name, change)
-
-        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, on_waiting)
+    def _gate(
+        self,
+        account: AccountPlan,
+        row: int,
+        rate: float | None,
+        most: int | None,
+        direction: Direction | None = None,
+    ) -> Gate:
+        waits = _Waits(self._observer, account.scope, account.name)
+        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
         gate.clear()
         self._gates.append(gate)
         return gate
+
+    def _bytes_gates(
+        self, account: AccountPlan, row: int, rate: float | None, direction: Direction
+    ) -> BytesGates | None:
+        if rate is None:
+            return None
+        turns, wire = (
+            self._gate(account, one, rate, None, direction) for one in (row, row + _rows_of_gate(account.flows))
+        )
+        return BytesGates(turns, wire, rate)
 
     @property
     def any(self) -> bool:
@@ -547,15 +763,6 @@ class Callers:
             self._found[key] = made
         return self._found[key]
 
-    def _looked_up(self, user_agent: str) -> str | None:
-        words = user_agent.split()
-        apps = {word[4:] for word in words if word.startswith("app/")}
-        products = {word.partition("/")[0] for word in words}
-        for one in self._classes:
-            if (one.app is not None and one.app in apps) or (one.product is not None and one.product in products):
-                return one.name
-        return next((one.name for one in self._classes if one.app is None and one.product is None), None)
-
     @property
     def is_idle(self) -> bool:
         """Nobody is under these limits, or waits to be, in this process."""
@@ -579,7 +786,21 @@ class Callers:
             gate.close()
 
 
-def _gates_of(limits: Limits) -> Iterable[tuple[float | None, int | None]]:
-    yield limits.requests_per_second, limits.concurrent_requests
-    yield limits.read_bytes_per_second, None
-    yield limits.write_bytes_per_second, None
+def _class_of(classes: Sequence[CallerClass]) -> Callable[[str], str | None]:
+    """From a User-Agent to the name of its class. It holds nothing but what it has found of short ones."""
+
+    def looked_up(user_agent: str) -> str | None:
+        words = user_agent.split()
+        apps = {word[4:] for word in words if word.startswith("app/")}
+        products = {word.partition("/")[0] for word in words}
+        for one in classes:
+            if (one.app is not None and one.app in apps) or (one.product is not None and one.product in products):
+                return one.name
+        return next((one.name for one in classes if one.app is None and one.product is None), None)
+
+    remembered = lru_cache(maxsize=_AGENTS_KEPT)(looked_up)
+
+    def found(user_agent: str) -> str | None:
+        return (remembered if len(user_agent) <= _AGENT_CHARACTERS_MAX else looked_up)(user_agent)
+
+    return found

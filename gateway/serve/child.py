@@ -26,6 +26,7 @@ from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
 from gateway.logs import configure_logs
+from gateway.metering import keep_names_in_metrics
 from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
@@ -96,6 +97,7 @@ class _Changes:
                     _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
                     tell(f"behind {error}")
                 else:
+                    keep_names_in_metrics(latest.settings)
                     tell(f"follows {generation}")
             if self._latest is latest:
                 await self._come.wait()
@@ -111,6 +113,7 @@ def _states() -> Callable[[bytes], None]:
 def _count_into(config: ChildConfig, name: str) -> None:
     try:
         metric_kinds.share(config.metrics_directory, name)
+        keep_names_in_metrics(config.settings)
     except OSError as error:
         metric_kinds.unshare()
         _log.error("metrics of this process are not exported", error=str(error))

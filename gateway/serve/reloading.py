@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -33,14 +34,21 @@ class ChangeRefused(ForebayError):
 @dataclass(frozen=True, slots=True)
 class SlotChange:
     """What is asked over the admin port: `slot` is what the slot `name` is to be; None: it is to go. `asked` is the id
-    of the question."""
+    of the question, `remote` the address that asked."""
 
     asked: str
     name: str
     slot: Mapping[str, Any] | None
+    remote: str | None = None
 
     def to_line(self) -> str:
-        return orjson.dumps({"asked": self.asked, "name": self.name, "slot": self.slot}).decode()
+        document = {"asked": self.asked, "name": self.name, "slot": self.slot, "remote": self.remote}
+        return orjson.dumps(document).decode()
+
+    @property
+    def operation(self) -> str:
+        """As the admin port was asked for it."""
+        return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{quote(self.name, safe='')}"
 
     @classmethod
     def from_line(cls, line: str) -> SlotChange:

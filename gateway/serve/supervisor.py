@@ -21,6 +21,7 @@ from socket import socket
 import structlog
 
 from gateway import __version__, metric_kinds
+from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
@@ -173,6 +174,15 @@ def _first_state(config: ChildConfig) -> GatewayState:
     )
 
 
+def _open_audit(settings: Settings) -> AuditLog | None:
+    """StartupError."""
+    path = settings.logging.audit_file
+    try:
+        return AuditLog(path, "supervisor") if path is not None else None
+    except OSError as error:
+        raise StartupError(f"{path} takes no audit log: {error.strerror}") from error
+
+
 class _Supervisor:
     def __init__(
         self, resources: ServerResources, child_module: str, tell: Callable[[], None], reloader: Reloader
@@ -185,6 +195,7 @@ class _Supervisor:
         self._wanted: list[SlotChange | None] = []
         self._is_wanted = asyncio.Event()
         self._settings_problem: str | None = None
+        self._audit: AuditLog | None = None
         self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
@@ -244,6 +255,7 @@ class _Supervisor:
         try:
             if not await self._start_all():
                 return 0
+            self._audit = _open_audit(self._config.settings)
             self._announce()
             keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
             renewing = asyncio.create_task(self._keep_sharing(), name="shared files")
@@ -255,6 +267,9 @@ class _Supervisor:
         except BaseException:
             await self._abandon()
             raise
+        finally:
+            if self._audit is not None:
+                await asyncio.to_thread(self._audit.close)
 
     def _on_asked(self, line: str) -> None:
         self._want(SlotChange.from_line(line))
@@ -284,6 +299,7 @@ class _Supervisor:
         except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
             _log.error("changed settings are not in force by a fault of the gateway", exc_info=error)
+        self._tell_audit(change, problem)
         if change is not None:
             self._answers.append((change.asked, _as_text(problem)))
         if problem is None or change is None:
@@ -315,6 +331,17 @@ class _Supervisor:
         for warning in loaded.warnings:
             _log.warning(warning)
         _log.info("settings were changed", generation=config.generation, slots=len(settings.slots))
+
+    def _tell_audit(self, change: SlotChange | None, problem: str | None) -> None:
+        """Before the change is answered: a process that dies meanwhile takes no line with it."""
+        if self._audit is not None:
+            self._audit.change(
+                caller="signal" if change is None else "admin",
+                remote=None if change is None else change.remote,
+                operation="SIGHUP" if change is None else change.operation,
+                generation=self._config.generation,
+                problem=problem,
+            )
 
     def _tell_all(self) -> None:
         for monitor in self._monitors:

@@ -10,7 +10,7 @@ from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.metering import callers_plan
+from gateway.metering import callers_plan, names_in_metrics
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 
@@ -42,6 +42,7 @@ async def serve_s3(context: ChildContext) -> None:
         async def follow() -> None:
             callers.follow()
             prepared.forget()
+            prepared.keep_tallies(*names_in_metrics(live.now))
             server.follow(_tls(live.now.server))
 
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.checks import RESERVED_CALLERS
 from gateway.config.settings import public_settings
 from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
@@ -141,6 +142,15 @@ def test_a_policy_that_is_gone_is_refused_with_the_one_to_use_instead(tmp_path: 
     assert told.startswith("slots[0].eviction = 's3-fifo': epoch or lru; s3-fifo is gone: use epoch")
     [told] = problems(tmp_path, slot + '"fifo"\n').values()
     assert told == "slots[0].eviction = 'fifo': epoch or lru"
+
+
+@pytest.mark.parametrize("key_id", RESERVED_CALLERS)
+def test_no_credential_is_called_like_somebody_else(tmp_path: Path, key_id: str) -> None:
+    """Metrics and the audit log call so whose signature does not hold, who is unsigned, operators, and the like."""
+    text = f'[[credentials]]\naccess_key_id = "{key_id}"\nsecret_access_key = "s"\nallow = ["s3://"]\n'
+    found = problems(tmp_path, text)
+    assert found.keys() == {"credentials[0].access_key_id"}
+    assert f"'{key_id}': not none, anonymous," in found["credentials[0].access_key_id"]
 
 
 def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:

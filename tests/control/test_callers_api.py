@@ -40,7 +40,8 @@ requests_per_second = 2.5
 
 
 def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody waited for between the two looks binds; what was before does not."""
+    """What somebody waited for between the two looks binds; what was before does not,
+    but what somebody waits for still, for however long."""
     samples: list[None] = []
     look = callers._counts
 
@@ -57,6 +58,7 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
     try:
         metrics.CALLER_WAITS.add(3, "credential", "job", "read")
         metrics.CALLER_RUNNING.add(4, "credential", "job")
+        metrics.CALLER_WAITING.add(2, "credential", "job", "write")
         metrics.CALLER_REQUESTS.add(7, "job")
         metrics.CALLER_REQUESTS.add(1, "none")
         answer = asyncio.run(
@@ -66,7 +68,7 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         metric_kinds.unshare()
     document = orjson.loads(answer.body)
     job, nobody, batch = document["callers"]
-    assert (job["name"], job["running"], job["binds"]) == ("job", 4, ["concurrency"])
+    assert (job["name"], job["running"], job["waiting"], job["binds"]) == ("job", 4, 2, ["concurrency", "write"])
     assert job["throttled"] == {"concurrency": 1, "rate": 0, "read": 3, "write": 0}
     assert job["used"]["requests"] == 7
     assert nobody["name"] == "none"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
+import random
+import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle, repeat
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +28,8 @@ from gateway.policy.callers import (
     CallerLimits,
     Callers,
     CallersPlan,
+    Direction,
+    LimitName,
     Limits,
     LimitsReplaced,
     Refused,
@@ -39,6 +47,8 @@ class Counts:
         self.seconds: Counter[tuple[str, str, str]] = Counter()
         self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.gauges: Counter[tuple[str, str, str]] = Counter()
+        self.limits: Counter[tuple[str, str, str]] = Counter()
+        """Who waits now."""
 
     def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
         self.seconds[scope, name, limit] += seconds  # type: ignore[assignment]
@@ -46,8 +56,9 @@ class Counts:
     def refused(self, scope: str, name: str, limit: str) -> None:
         self.refusals[scope, name, limit] += 1
 
-    def waiting(self, scope: str, name: str, change: int) -> None:
+    def waiting(self, scope: str, name: str, limit: str, change: int) -> None:
         self.gauges["waiting", scope, name] += change
+        self.limits[scope, name, limit] += change
 
     def running(self, scope: str, name: str, change: int) -> None:
         self.gauges["running", scope, name] += change
@@ -137,11 +148,11 @@ def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, proce
         async def ask(process: int) -> None:
             limits = node.of("a", process)
             try:
-                await limits.enter("read")
+                admission = await limits.enter("read")
             except Refused:
                 return
             passed.append(node.clock.monotonic())
-            limits.leave()
+            admission.leave()
 
         asked = []
         for number, pause in enumerate(pauses):
@@ -172,7 +183,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
             nonlocal running
             limits = node.of(credential, process)
             try:
-                await limits.enter("read")
+                admission = await limits.enter("read")
             except Refused:
                 return
             running += 1
@@ -181,7 +192,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
                 await node.clock.sleep(seconds)
             finally:
                 running -= 1
-                limits.leave()
+                admission.leave()
 
         for number, (credential, process, seconds) in enumerate(steps):
             tasks.append(asyncio.create_task(request("abc"[credential], process, seconds)))
@@ -195,8 +206,9 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
         assert not any(isinstance(one.exception(), AssertionError) for one in tasks if not one.cancelled())
         assert not any(node.counts.gauges.values())
         for process in range(3):
-            assert node.of("a", process).enter_now("read")
-            node.of("a", process).leave()
+            admission = node.of("a", process).enter_now("read")
+            assert admission is not None
+            admission.leave()
 
     play(one_class(Limits(most), "a", "b", "c"), scene, 3)
 
@@ -209,10 +221,10 @@ def test_one_with_a_thousand_waiting_does_not_keep_another_with_one(limits: Limi
     async def scene(node: Node) -> None:
         async def request(credential: str, process: int) -> float:
             of, began = node.of(credential, process), node.clock.monotonic()
-            await of.enter("read")
+            admission = await of.enter("read")
             waited = node.clock.monotonic() - began
             await node.clock.sleep(0.1)
-            of.leave()
+            admission.leave()
             return waited
 
         crowd = [asyncio.create_task(request("a", 0)) for _ in range(1000)]
@@ -269,8 +281,9 @@ def test_what_a_stopped_process_holds_is_free_after_a_second_and_what_a_dead_one
         node.beats[1].cancel()
         assert not node.of("a", 0).enter_now("read")
         await node.clock.advance(LOST_SECONDS + 0.3)
-        assert node.of("a", 0).enter_now("read")
-        node.of("a", 0).leave()
+        admission = node.of("a", 0).enter_now("read")
+        assert admission is not None
+        admission.leave()
         node.processes[1] = node.begin(1)  # in the place of the dead one
         node.beats[1] = asyncio.create_task(node.processes[1].beat())
         await node.clock.advance(0.5)
@@ -282,8 +295,8 @@ def test_what_a_stopped_process_holds_is_free_after_a_second_and_what_a_dead_one
 
 def test_who_waits_in_a_stopped_process_holds_nobody_up() -> None:
     async def scene(node: Node) -> None:
-        holder = node.of("a", 0)
-        assert holder.enter_now("read")
+        holder = node.of("a", 0).enter_now("read")
+        assert holder is not None
         waiting = asyncio.create_task(node.of("b", 1).enter("read"))
         await node.clock.advance(0.05)
         for gate in node.processes[1]._gates:  # it is stopped: it looks no more
@@ -305,9 +318,9 @@ def test_bytes_pass_at_the_rate_and_by_turns() -> None:
         passed: Counter[str] = Counter()
 
         async def body(credential: str) -> None:
-            of = node.of(credential)
+            admission = await node.of(credential).enter("read", wait_seconds=60)
             while True:
-                await of.pass_bytes("read", 65536)
+                await admission.pass_bytes("read", 65536)
                 passed[credential] += 65536
 
         tasks = [asyncio.create_task(body(one)) for one in "aaaaaaaaaab"]
@@ -325,12 +338,15 @@ def test_bytes_pass_at_the_rate_and_by_turns() -> None:
 def test_the_debt_of_small_answers_holds_back_what_comes_next() -> None:
     async def scene(node: Node) -> None:
         of = node.of("a")
-        assert of.enter_now("read")
-        of.charge("read", 2_000_000)
-        of.leave()
+        reading = of.enter_now("read")
+        assert reading is not None
+        assert reading.passes("read", 2_000_000)
+        assert not reading.passes("read", 1)
+        reading.leave()
         assert not of.enter_now("read")
-        assert of.enter_now("write")
-        of.leave()
+        writing = of.enter_now("write")
+        assert writing is not None
+        writing.leave()
         waiting = asyncio.create_task(of.enter("read"))
         await node.clock.advance(1.8)
         assert not waiting.done()
@@ -340,19 +356,237 @@ def test_the_debt_of_small_answers_holds_back_what_comes_next() -> None:
     play(alone(Limits(read_bytes_per_second=1e6)), scene)
 
 
+def test_what_was_expected_of_an_answer_that_never_came_is_given_back() -> None:
+    """Heads of objects, refused requests, clients that leave: a hundred cost no bytes."""
+
+    async def scene(node: Node) -> None:
+        of = node.of("a")
+        for _ in range(100):
+            admission = of.enter_now("read")
+            assert admission is not None
+            admission.leave()
+
+    play(alone(Limits(read_bytes_per_second=1e6)), scene)
+
+
+class Downloads:
+    """Connections that ask for one body after the other, and when which bytes of them passed."""
+
+    def __init__(self, node: Node, direction: Direction) -> None:
+        self._node = node
+        self._direction = direction
+        self.passed: list[tuple[float, int]] = []
+        self.refused = 0
+
+    async def connection(self, process: int, sizes: Iterator[int], latencies: Iterator[float]) -> None:
+        """For ever. Between its turn and its first byte a request takes as long as the origin does."""
+        while True:
+            size = next(sizes)
+            try:
+                known = size if self._direction == "write" else None
+                admission = await self._node.of("a", process).enter(self._direction, known)
+            except Refused:
+                self.refused += 1
+                continue
+            try:
+                await self._node.clock.sleep(next(latencies))
+                piece_bytes = admission.piece_bytes(self._direction)
+                assert piece_bytes is not None
+                while size:
+                    piece = min(size, piece_bytes)
+                    if size > piece_bytes or not admission.passes(self._direction, piece):
+                        await admission.pass_bytes(self._direction, piece)
+                    self.passed.append((self._node.clock.monotonic(), piece))
+                    size -= piece
+            finally:
+                admission.leave()
+
+    def worst(self, rate: float, most: float) -> float:
+        """By how much the bytes of some span exceed `rate` over it and a burst more, and `most`."""
+        excess = behind = 0.0
+        last = self.passed[0][0]
+        for at, count in self.passed:  # a bucket that is never empty but for the spans that are the worst
+            behind = max(0.0, behind - rate * (at - last)) + count
+            excess, last = max(excess, behind - rate * BURST_SECONDS - most), at
+        return excess
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+@pytest.mark.parametrize(
+    ("sizes", "rate"),
+    [
+        ([90_000], 1e6),
+        ([1_000], 1e5),
+        ([60_000], 2e5),
+        ([1_000_000], 1e7),
+        ([1_000, 20_000, 300_000, 2_097_152, 1_000], 3e6),
+        ([1_000] * 300 + [2_097_152] * 100, 1e7),
+    ],
+    ids=["90KB", "1KB", "60KB", "1MB", "mixed", "suddenly-large"],
+)
+@pytest.mark.parametrize("latency_seconds", [0.0, 1.0])
+def test_bodies_of_any_size_keep_to_the_rate_in_any_span(
+    sizes: list[int], rate: float, direction: Direction, latency_seconds: float
+) -> None:
+    """10.7: a hundred connections at three workers: at most rate * (t + 0.1), and a piece for each worker."""
+    limits = Limits(read_bytes_per_second=rate, write_bytes_per_second=rate)
+
+    async def scene(node: Node) -> None:
+        downloads, dice = Downloads(node, direction), random.Random(17)
+        latencies = iter(lambda: latency_seconds * dice.random() * (node.clock.monotonic() < 3 or 0.1), None)
+        tasks = [
+            asyncio.create_task(
+                downloads.connection(number % 3, cycle(sizes[number % len(sizes) :] + sizes), latencies)
+            )
+            for number in range(100)
+        ]
+        seconds = 8
+        for _ in range(seconds * 50):
+            await node.clock.advance(0.02)
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        piece_bytes = min(1024 * 1024, max(64 * 1024, rate / 10), max(sizes))
+        assert downloads.worst(rate, 3 * piece_bytes) <= 0
+        late = sum(count for at, count in downloads.passed if at > 4)
+        if not latency_seconds or len(sizes) < 10:  # else a hundred connections do not ask for so much
+            assert late >= 0.8 * rate * (seconds + 1 - 4)
+
+    play(alone(limits), scene, 3)
+
+
+@pytest.mark.parametrize("rates", [(1e6, 1e6), (1e6, 5e6), (5e6, 1e6)])
+def test_bytes_keep_to_the_rates_of_credential_and_class_both(rates: tuple[float, float]) -> None:
+    """What waits for one of them does not add up at the other."""
+    plan = CallersPlan(
+        [("a", Limits(read_bytes_per_second=rates[0])), ("b", Limits())],
+        [CallerClass("all", Limits(read_bytes_per_second=rates[1]))],
+        WAIT_SECONDS,
+    )
+
+    async def scene(node: Node) -> None:
+        downloads = Downloads(node, "read")
+        tasks = [
+            asyncio.create_task(downloads.connection(number % 3, repeat(90_000), repeat(0.0))) for number in range(50)
+        ]
+
+        async def other() -> None:
+            admission = await node.of("b").enter("read", wait_seconds=60)
+            while True:  # holds the class up, with a debt of two seconds, and lets go of it
+                await admission.pass_bytes("read", int(2 * rates[1]))
+                await node.clock.sleep(2)
+
+        tasks.append(asyncio.create_task(other()))
+        for _ in range(400):
+            await node.clock.advance(0.02)
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        rate = min(rates)
+        assert downloads.worst(rate, 3 * 90_000) <= 0
+        assert sum(count for _, count in downloads.passed) >= 2 * rate
+
+    play(plan, scene, 3)
+
+
 def test_who_leaves_at_the_very_moment_of_the_turn_gives_the_place_back() -> None:
     async def scene(node: Node) -> None:
         of = node.of("a")
-        assert of.enter_now("read")
+        holder = of.enter_now("read")
+        assert holder is not None
         waiting = asyncio.create_task(of.enter("read"))
         await node.clock.advance(0.05)
-        of.leave()  # it has the place, and has not heard of it
+        holder.leave()  # it has the place, and has not heard of it
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert of.enter_now("read")
 
     play(alone(Limits(1)), scene)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (Limits(1), "concurrency"),
+        (Limits(requests_per_second=0.5), "rate"),
+        (Limits(1, 100.0), "concurrency"),
+        (Limits(100, 0.5), "rate"),
+        (Limits(read_bytes_per_second=1000), "read"),
+    ],
+)
+def test_who_waits_is_told_while_he_waits_and_under_the_limit_that_keeps_him(limits: Limits, limit: LimitName) -> None:
+    """Also where all find others waiting, and in a process in which nobody has passed."""
+
+    async def scene(node: Node) -> None:
+        holder = node.of("a").enter_now("read")
+        assert holder is not None
+        while limit == "rate" and node.of("a").enter_now("read"):
+            pass
+        if limit == "read":
+            assert holder.passes("read", 20_000)
+        waiting = [asyncio.create_task(node.of("a", number % 2).enter("read")) for number in range(20)]
+        await node.clock.advance(0.0)
+        for seconds in (1.0, 2.0):
+            await node.clock.advance(1.0)
+            still = sum(not one.done() for one in waiting)
+            assert still >= 19
+            told = node.counts
+            assert told.limits == Counter({("credential", "a", limit): still})
+            assert told.seconds.keys() == {("credential", "a", limit)}
+            assert told.seconds["credential", "a", limit] == pytest.approx(20 * seconds, rel=0.1)
+        await node.clock.advance(WAIT_SECONDS)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert told.refusals.keys() == {("credential", "a", limit)}
+        assert not any(told.limits.values())
+
+    play(alone(limits), scene, 2)
+
+
+def test_limits_that_are_replaced_let_go_of_their_memory_at_once() -> None:
+    """Not when the garbage collector happens to come by."""
+    plan = CallersPlan([("a", Limits(3, 10.0, 1e6, 1e6))], [CallerClass("all", Limits(2))], WAIT_SECONDS)
+
+    async def use(descriptor: int) -> weakref.ref[Callers]:
+        cells = SharedCells.attach(descriptor, plan.rows, 1, 0)
+        clock = ManualClock()
+        callers = Callers(plan, clock, Counts(), cells)
+        found = callers.find("a", "agent")
+        assert found is not None
+        one = await found.enter("read")
+        two = await found.enter("read")
+        waiting = asyncio.create_task(found.enter("read"))
+        await clock.advance(0.05)
+        one.leave()
+        await clock.advance(0.5)
+        (await waiting).leave()
+        two.leave()
+        await clock.advance(0.5)
+        return weakref.ref(callers)
+
+    with memory(plan, 1) as descriptor:
+        gc.collect()
+        gc.disable()
+        try:
+            before = Path("/proc/self/maps").read_text().count("forebay-bandwidth")
+            assert asyncio.run(use(descriptor))() is None
+            assert Path("/proc/self/maps").read_text().count("forebay-bandwidth") == before
+        finally:
+            gc.enable()
+
+
+def test_long_user_agents_are_not_remembered() -> None:
+    """A thousand of 50 KB, which anybody may send."""
+    classes = [CallerClass("job", Limits(1), app="job")]
+    callers = Callers(CallersPlan([], classes, 5), ManualClock(), Counts())
+    assert callers.find(OWN, "app/job " + "x" * 50_000) is not None
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            assert callers.find(OWN, f"{number}" + "x" * 50_000) is None
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_memory_of_another_configuration_is_refused() -> None:
@@ -370,10 +604,11 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
         callers = Callers(plan, clock, counts)
         limits = callers.find("k", "")
         assert limits is not None
-        assert limits.enter_now("read")
-        limits.charge("read", 5000)
+        admission = limits.enter_now("read", 0)
+        assert admission is not None
+        await admission.pass_bytes("read", 5000)
         waiting = [asyncio.ensure_future(limits.enter("read")) for _ in range(5)]
-        piece = asyncio.ensure_future(limits.pass_bytes("read", 10))
+        piece = asyncio.ensure_future(admission.pass_bytes("read", 70_000))
         await clock.advance(0.1)
         waiting[1].cancel()
         callers.let_go()
@@ -386,8 +621,7 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
         for _ in range(100):
             await clock.advance(0.1)
         assert piece.done()
-        limits.leave()
+        admission.leave()
         assert counts.gauges["running", "credential", "k"] == 0
-        assert limits.enter_now("read")
 
     asyncio.run(scenario())

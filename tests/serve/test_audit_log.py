@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +80,9 @@ def test_each_change_and_each_refusal_is_there(tmp_path: Path) -> None:
             httpx.put(f"{gateway.admin_url}/api/v1/slots/s", json={"prefix": "s3://bucket/s/"}, timeout=60)
             found = lines(audit)
             text = audit.read_text()
-    told = [(one["caller"], one["operation"], one.get("key"), one["status"]) for one in found]
+    told = [
+        (one["caller"], one["operation"], one.get("key"), one["status"]) for one in found if one["event"] != "change"
+    ]
     assert told == [
         ("writer", "PutObject", "a", "200"),
         ("writer", "DeleteObjects", "a", "200"),
@@ -92,6 +98,60 @@ def test_each_change_and_each_refusal_is_there(tmp_path: Path) -> None:
     assert found[1]["request_id"] == found[2]["request_id"]
     for hidden in (*KEYS.values(), SECRET_ACCESS_KEY, "the body", "Signature"):
         assert hidden not in text
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_who_changes_settings_is_told_whatever_becomes_of_the_admin_port(tmp_path: Path) -> None:
+    """By the supervisor, which makes the change: by port and by signal, made and refused; the background process is
+    killed before it has answered. Paths are as they were sent."""
+    audit = tmp_path / "audit.jsonl"
+    with StrictOrigin() as origin, GatewayProcess(config_of(origin, audit)) as gateway:
+
+        def changes() -> list[tuple[Any, ...]]:
+            found = [one for one in lines(audit) if one["event"] == "change"] if audit.exists() else []
+            return [(one["process"], one["caller"], one["remote"], one["operation"], one["status"]) for one in found]
+
+        slots = f"{gateway.admin_url}/api/v1/slots"
+        assert httpx.put(f"{slots}/a%0ab", json={"prefix": "s3://bucket/a/"}, timeout=60).status_code == 409
+        admin = [one["operation"] for one in lines(audit) if one["event"] == "admin"]
+        assert admin == ["PUT /api/v1/slots/a%0ab"]
+        os.kill(gateway.pid, signal.SIGHUP)
+        until(lambda: len(changes()) == 2)
+        gateway.config_file.write_text(gateway.config_file.read_text() + "\n[nonsense]\n")
+        os.kill(gateway.pid, signal.SIGHUP)
+        until(lambda: len(changes()) == 3)
+        gateway.config_file.write_text(gateway.config_file.read_text().replace("[nonsense]", ""))
+        worker, background = process_id(gateway, "worker0"), process_id(gateway, "background")
+        os.kill(worker, signal.SIGSTOP)  # the answer waits for it
+        try:
+            with closing(socket.create_connection((httpx.URL(slots).host, httpx.URL(slots).port or 0))) as connection:
+                body = b'{"prefix": "s3://bucket/k/"}'
+                head = f"PUT /api/v1/slots/k HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+                connection.sendall(head.encode() + body)
+                until(lambda: len(changes()) == 4)
+                os.kill(background, signal.SIGKILL)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert changes() == [
+            ("supervisor", "admin", "127.0.0.1", "PUT /api/v1/slots/a%0Ab", "refused"),
+            ("supervisor", "signal", None, "SIGHUP", "applied"),
+            ("supervisor", "signal", None, "SIGHUP", "refused"),
+            ("supervisor", "admin", "127.0.0.1", "PUT /api/v1/slots/k", "applied"),
+        ]
+        refusals = [one for one in lines(audit) if one["event"] == "change" and one["status"] == "refused"]
+        assert all(one["problem"] for one in refusals)
+        assert "nonsense" in refusals[1]["problem"]
+
+
+def process_id(gateway: GatewayProcess, name: str) -> int:
+    processes = httpx.get(f"{gateway.admin_url}/api/v1/status", timeout=60).json()["gateway"]["processes"]
+    return int(next(one["process_id"] for one in processes if one["name"] == name))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -168,6 +168,17 @@ class PreparedRequests:
         self._heads.clear()
         self.latest.clear()
         self.generation += 1
+
+    def keep_tallies(self, slots: Collection[str], credentials: Collection[str]) -> None:
+        """Count no more by slots and credentials of before, but for these."""
+        if self._laying is not None:
+            self._laying.cancel()
+        self._lay()
+        gone = [key for key in self._tallies if key[2] not in slots or key[0] not in credentials]
+        for key in gone:
+            del self._tallies[key]
+        for credential in [one for one in self._tally_of if one not in credentials]:
+            del self._tally_of[credential]
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
