@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from gateway.config.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
+from gateway.config.units import (
+    parse_bandwidth_bytes_per_second,
+    parse_duration_seconds,
+    parse_link_bandwidth,
+    parse_size_bytes,
+)
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10
@@ -16,6 +21,18 @@ BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10
 BandwidthBytesPerSecond = Annotated[
     int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(ge=BANDWIDTH_BYTES_PER_SECOND_MIN)
 ]
+
+
+def _link_bandwidth(value: object) -> int | Literal["auto"]:
+    parsed = parse_link_bandwidth(value)
+    if parsed != "auto" and parsed < BANDWIDTH_BYTES_PER_SECOND_MIN:
+        raise ValueError("at least 64KiB/s")
+    return parsed
+
+
+LinkBandwidth = Annotated[int | Literal["auto"], BeforeValidator(_link_bandwidth)]
+"""Bytes per second, or "auto": what the link bears is found out."""
+
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
 
 
