@@ -65,7 +65,7 @@ def _sum(parts: Sequence[Traffic]) -> Traffic:
     return Traffic(
         sum(one.arrived_bytes for one in parts),
         sum(one.unacknowledged_bytes for one in parts),
-        [waiting for one in parts for waiting in one.waiting],
+        tuple(waiting for one in parts for waiting in one.waiting),
         sum(one.bodies for one in parts),
         sum(one.starved_bodies for one in parts),
     )

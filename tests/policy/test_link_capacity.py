@@ -88,6 +88,7 @@ async def test_any_number_of_processes_and_readers(processes: int, readers: int)
             await keeps_its_promise(link)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter_seconds", [0.01, 0.02])
 @in_event_loop
 async def test_an_origin_that_thinks_for_no_fixed_time(jitter_seconds: float) -> None:
@@ -99,6 +100,7 @@ async def test_an_origin_that_thinks_for_no_fixed_time(jitter_seconds: float) ->
         await keeps_its_promise(link)
 
 
+@pytest.mark.slow
 @in_event_loop
 async def test_an_origin_that_becomes_slower_costs_nothing_that_lasts() -> None:
     """All answers are late then, and no queue of ours is the reason."""
@@ -158,6 +160,7 @@ async def test_who_decides_is_replaced_when_it_is_stopped_or_killed() -> None:
         await keeps_its_promise(link, SETTLING_SECONDS + 1)
 
 
+@pytest.mark.slow
 @in_event_loop
 async def test_others_that_use_the_link_are_left_their_part() -> None:
     """Half of the link is somebody else's, from some moment on: the queue stays short, and nothing lies idle."""
