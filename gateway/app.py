@@ -31,7 +31,15 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import bandwidth_of, buckets_told, callers_of, ceilings_of, request_rates_of, shares_of
+from gateway.metering import (
+    CapacityFinder,
+    bandwidth_of,
+    buckets_told,
+    callers_of,
+    ceilings_of,
+    request_rates_of,
+    shares_of,
+)
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -89,8 +97,10 @@ async def _node(
         meter = OriginMeter(metrics, bandwidth, rates.now)
         silence = SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None)
 
+        connected: list[S3Origin] = []
+
         def connect(home: OriginSettings) -> Origin:
-            return S3Origin(
+            made = S3Origin(
                 home,
                 keys.own,
                 clock,
@@ -101,16 +111,23 @@ async def _node(
                 silence=silence,
                 rates=meter,
             )
+            connected.append(made)
+            return made
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect)), meter)
         stack.push_async_callback(origin.aclose)
+        finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
+        stack.push_async_callback(finder.close)
+        finder.follow(bandwidth)
         node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)))
 
         async def follow() -> None:
             node.slots.follow(_slots(live.now))
             await keys.follow(live.now)
             if ceilings.differ(live):
-                meter.ceilings = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
+                bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
+                finder.follow(bandwidth)
+                meter.ceilings = bandwidth
             meter.requests = await rates.follow()
 
         ceilings = _CeilingsBefore(live)

@@ -45,6 +45,8 @@ from gateway.metrics import (
     INDEX_CRAWLS,
     INDEX_KEYS,
     INDEX_KNOWN_SINCE,
+    LINK_CAPACITY,
+    LINK_DELAY,
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
     MISSES,
@@ -492,6 +494,11 @@ class WorkerMetrics:
     def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
         """Bytes of a body moved; `direction` is read or write."""
         ORIGIN_BYTES.add(count, direction, purpose, slot)
+
+    def link_found(self, direction: str, capacity: float | None, delay_seconds: float | None) -> None:
+        """What the link bears (bytes per second), and how late answers are, where that is known."""
+        LINK_CAPACITY.set(capacity or 0.0, direction)
+        LINK_DELAY.set(delay_seconds or 0.0, direction)
 
     def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
         """A piece of a body was held back; `by` is ceiling or link."""

@@ -3,8 +3,9 @@ process needs to keep them with the others."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 
 from gateway import metric_kinds
@@ -12,8 +13,11 @@ from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
+from gateway.origin.client import Direction
+from gateway.origin.link_traffic import LinkEnd, in_all
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
+from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.request_rates import cells_for as cells_for_rates
 from gateway.policy.slots import DEFAULT_SLOT, Prefix
@@ -33,7 +37,7 @@ def bandwidth_of(
 ) -> Bandwidth | None:
     """The ceilings and shares as process number `process` keeps them; None where there are none.
 
-    `shared` is where what `make_shared_bandwidth` made can be opened. Without, this process is the only one.
+    `shared` is where what `make_shared_bandwidth` made can be opened; without, this process is the only one.
     StartupError where it is of another version or configuration.
     """
     ceilings = ceilings_of(settings)
@@ -148,10 +152,69 @@ def _limits_of(one: CallerLimitSettings) -> Limits:
     )
 
 
+class CapacityFinder:
+    """This process's part in finding out what the link bears, where the settings say so. Event loop only."""
+
+    def __init__(
+        self,
+        origins: Sequence[LinkEnd],
+        clock: Clock,
+        metrics: WorkerMetrics | None,
+    ) -> None:
+        """`origins`: all that this process talks to, over one link; more may come. `metrics`: of the one process that
+        tells them."""
+        self._origins = origins
+        self._clock = clock
+        self._metrics = metrics
+        self._bandwidth: Bandwidth | None = None
+        self._finding: asyncio.Task[None] | None = None
+
+    def follow(self, bandwidth: Bandwidth | None) -> None:
+        """These ceilings are in force from now on. What was found before counts for them."""
+        if bandwidth is not None and self._bandwidth is not None:
+            bandwidth.go_on_from(self._bandwidth)
+        self._bandwidth = bandwidth
+        if self._finding is None and bandwidth is not None and bandwidth.found:
+            self._finding = asyncio.create_task(self._find(), name="capacity of the link")
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._finding is not None:
+            self._finding.cancel()
+            await asyncio.gather(self._finding, return_exceptions=True)
+
+    async def _find(self) -> None:
+        told = set[Direction]()
+        while self._bandwidth is not None and self._bandwidth.found:
+            due = self._clock.monotonic() + TICK_SECONDS
+            await self._clock.sleep(TICK_SECONDS)
+            bandwidth, now = self._bandwidth, self._clock.monotonic()
+            bandwidth.find_capacity(in_all([one.traffic() for one in self._origins]), now - due)
+            window_bytes = bandwidth.window_bytes()
+            if window_bytes is not None:
+                for one in self._origins:
+                    one.limit_windows(window_bytes)
+            told = self._tell(bandwidth, told, now)
+        self._finding = None
+        if self._metrics is not None:
+            for direction in told:
+                self._metrics.link_found(direction, None, None)
+
+    def _tell(self, bandwidth: Bandwidth, told: set[Direction], now: float) -> set[Direction]:
+        if self._metrics is None:
+            return told
+        for direction, link in bandwidth.found.items():
+            found = link.found(now)
+            self._metrics.link_found(direction, found.capacity, found.delay_seconds)
+        for direction in told.difference(bandwidth.found):
+            self._metrics.link_found(direction, None, None)
+        return set(bandwidth.found)
+
+
 def ceilings_of(settings: Settings) -> list[Ceiling]:
     """Every ceiling that is set, in the same order in all processes of one gateway."""
-    link, slots = _ceilings(None, settings.origin), [_ceilings(slot.name, slot) for slot in settings.slots]
-    return [ceiling for group in (link, *slots) for ceiling in group]
+    groups = [_ceilings(None, settings.origin), *(_ceilings(slot.name, slot) for slot in settings.slots)]
+    return [ceiling for group in groups for ceiling in group]
 
 
 def shares_of(settings: Settings) -> list[Share]:
@@ -174,7 +237,8 @@ def _processes(settings: Settings) -> int:
 
 
 def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iterator[Ceiling]:
-    if settings.read_bandwidth_bytes_per_second is not None:
-        yield Ceiling("read", slot, settings.read_bandwidth_bytes_per_second)
-    if settings.write_bandwidth_bytes_per_second is not None:
-        yield Ceiling("write", slot, settings.write_bandwidth_bytes_per_second)
+    read, write = settings.read_bandwidth_bytes_per_second, settings.write_bandwidth_bytes_per_second
+    if read is not None:
+        yield Ceiling("read", slot, None if read == "auto" else read)
+    if write is not None:
+        yield Ceiling("write", slot, None if write == "auto" else write)

@@ -440,6 +440,22 @@ ORIGIN_REQUEST_RATE = Gauge(
     "rate together; 0: nothing is held back. bucket: one of those that slots name, or other.",
     latest=True,
 )
+LINK_CAPACITY = Gauge(
+    "forebay_link_capacity_bytes_per_second",
+    "bytes per second",
+    ("direction",),
+    'What the link to the origin was found to bear, with read_bandwidth or write_bandwidth = "auto"; 0: no queue was '
+    "seen yet, so nothing is held back. direction: read or write.",
+    latest=True,
+)
+LINK_DELAY = Gauge(
+    "forebay_link_delay_seconds",
+    "seconds",
+    ("direction",),
+    "By how much even the timeliest of the origin's last answers were later than without a queue at the link, where "
+    "what it bears is found out; what cannot be told is 0. direction: read or write.",
+    latest=True,
+)
 
 AUTHORIZATIONS = Counter(
     "forebay_authorizations_total",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from loadtests import (
+    auto_bandwidth,
     cold_epoch,
     cold_large,
     crawl,
@@ -65,6 +66,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "writeback_parts": (writeback_parts.test, Options(2, 3, 0.5)),
     "writeback_burst": (writeback_burst.test, Options(2, 2, 0.5)),
     "writeback_scale": (writeback_scale.test, Options(2, 1, 0.1)),
+    "auto_bandwidth": (auto_bandwidth.test, Options(2, 1, 1)),
     "fair_shares": (fair_shares.test, Options(2, 1, 0.5)),
     "request_rates": (request_rates.test, Options(10, 1, 1)),
     "guarantees": (guarantees.test, Options(2, 1, 1)),

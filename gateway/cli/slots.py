@@ -19,8 +19,7 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
         return
     console = Console()
     for direction, link in document["link"].items():
-        most = "not limited" if link["capacity"] is None else f"of {size_text(link['capacity'])}/s"
-        console.print(f"link, {direction}: {size_text(link['bytes_per_second'])}/s, {most}", highlight=False)
+        console.print(f"link, {direction}: {size_text(link['bytes_per_second'])}/s, {_most(link)}", highlight=False)
     table = Table("slot", "disk", "hits", "misses", "read", "write", "throttled", "not at the origin yet", "bound by")
     for slot in document["slots"]:
         table.add_row(
@@ -35,6 +34,15 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
             "\n".join(slot["binds"]) or "-",
         )
     console.print(table)
+
+
+def _most(link: dict[str, Any]) -> str:
+    """What the link bears."""
+    if not link["capacity_found"]:
+        return "not limited" if link["capacity"] is None else f"of {size_text(link['capacity'])}/s"
+    if link["capacity"] is None:
+        return "not limited: no queue was seen yet"
+    return f"of {size_text(link['capacity'])}/s found, answers late by {link['delay_seconds'] * 1000:.0f} ms"
 
 
 def _disk(capacity: dict[str, Any]) -> str:

@@ -358,7 +358,7 @@ def _guarantees(settings: Settings) -> Iterator[ConfigError]:
             elif ceiling is not None and guarantee > ceiling:
                 allowed = f"at most the slot's {direction}_bandwidth ({ceiling} bytes per second)"
                 yield ConfigError(key, guarantee, allowed)
-        if link is not None and total > link:
+        if link is not None and link != "auto" and total > link:
             allowed = f"at most origin.{direction}_bandwidth ({link} bytes per second) for all slots together"
             yield ConfigError(f"slots[].{direction}_guarantee", total, allowed)
 
@@ -395,7 +395,8 @@ _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
 
 
 def not_in_force(settings: Settings) -> list[str]:
-    """One loud warning per key that is set and does nothing, in this version or without another one."""
+    """One loud warning per key that is set and does nothing, in this version or without another one, or that nobody can
+    promise to keep."""
     origin = settings.origin
     link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
     is_link_known = any(one is not None for one in link)
@@ -405,8 +406,19 @@ def not_in_force(settings: Settings) -> list[str]:
         for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
+    unchecked = [
+        f"slots[{i}].{direction}_guarantee"
+        for direction, of_link in zip(("read", "write"), link, strict=True)
+        for i, slot in enumerate(settings.slots)
+        if of_link == "auto" and getattr(slot, f"{direction}_guarantee_bytes_per_second") is not None
+    ]
     return [
         *(f"{key} is not in force in this version" for key in keys),
+        *(
+            f"{key} goes first, but nobody can say before whether the link bears all guarantees together: what it "
+            "bears is found out"
+            for key in unchecked
+        ),
         *(
             f"slots[{i}].weight is not in force without origin.read_bandwidth or origin.write_bandwidth: nobody knows "
             "what the link bears"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +17,12 @@ from pydantic import (
     PlainValidator,
 )
 
-from gateway.config.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
+from gateway.config.units import (
+    parse_bandwidth_bytes_per_second,
+    parse_duration_seconds,
+    parse_link_bandwidth,
+    parse_size_bytes,
+)
 from gateway.pem import PemFile
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
@@ -27,6 +32,18 @@ BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10
 BandwidthBytesPerSecond = Annotated[
     int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(ge=BANDWIDTH_BYTES_PER_SECOND_MIN)
 ]
+
+
+def _link_bandwidth(value: object) -> int | Literal["auto"]:
+    parsed = parse_link_bandwidth(value)
+    if parsed != "auto" and parsed < BANDWIDTH_BYTES_PER_SECOND_MIN:
+        raise ValueError("at least 64KiB/s")
+    return parsed
+
+
+LinkBandwidth = Annotated[int | Literal["auto"], BeforeValidator(_link_bandwidth)]
+"""Bytes per second, or "auto": what the link bears is found out."""
+
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
 
 

@@ -25,6 +25,7 @@ from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
     HostName,
+    LinkBandwidth,
     PemFileSetting,
     Port,
     Section,
@@ -191,16 +192,16 @@ class OriginSettings(Section):
         "HTTP proxy towards the origin; hidden because it may carry a password.",
         allowed="http://[user:password@]host:port",
     )
-    read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+    read_bandwidth_bytes_per_second: LinkBandwidth | None = setting(
         None,
-        "Ceiling on reads of all slots together: what the link bears. Omitted: no limit.",
-        allowed='at least 64KiB/s, such as "10GiB/s"',
+        "Ceiling on reads of all slots together: what the link bears. `auto`: that is found out. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "10GiB/s", or "auto"',
         toml="read_bandwidth",
     )
-    write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+    write_bandwidth_bytes_per_second: LinkBandwidth | None = setting(
         None,
-        "Ceiling on writes of all slots together: what the link bears. Omitted: no limit.",
-        allowed='at least 64KiB/s, such as "1.25GiB/s"',
+        "Ceiling on writes of all slots together: what the link bears. `auto`: that is found out. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "1.25GiB/s", or "auto"',
         toml="write_bandwidth",
     )
     connect_timeout_seconds: DurationSeconds = setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal
 
 SIZE_UNITS = {
     "B": 1,
@@ -48,6 +49,11 @@ def parse_bandwidth_bytes_per_second(value: object) -> int:
             raise ValueError(BANDWIDTH_FORM)
         value = text.removesuffix("/s")
     return _whole(_quantity(value, {**SIZE_UNITS, "": 1}, BANDWIDTH_FORM), BANDWIDTH_FORM, "1024PiB/s")
+
+
+def parse_link_bandwidth(value: object) -> int | Literal["auto"]:
+    """As `parse_bandwidth_bytes_per_second`, or "auto": it is found out."""
+    return "auto" if value == "auto" else parse_bandwidth_bytes_per_second(value)
 
 
 def parse_duration_seconds(value: object) -> float:

@@ -294,7 +294,15 @@ def _of_direction(what: str) -> dict[str, Any]:
 _COUNT = {"type": "integer"}
 _LINK = {
     "type": "object",
-    "properties": {"capacity": {"type": ["integer", "null"]}, "bytes_per_second": _COUNT},
+    "properties": {
+        "capacity": {"type": ["integer", "null"], "description": "bytes per second; null: no limit, or not found yet"},
+        "capacity_found": {"type": "boolean", "description": 'it is "auto": found out while the link is used'},
+        "delay_seconds": {
+            "type": ["number", "null"],
+            "description": "by how much the last answers were later than without a queue, where that is found out",
+        },
+        "bytes_per_second": _COUNT,
+    },
 }
 _SLOTS = {
     "type": "object",

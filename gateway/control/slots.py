@@ -34,13 +34,15 @@ _Counts = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the counters of all processes stand at."""
+    """What the counters of all processes stand at, and what was found of the link."""
 
     at: float
     moved: _Counts
     waited: _Counts
     throttled: _Counts
     """Seconds for which requests to the origin were held back, and what has become of them, by slot."""
+    found: _Counts
+    delay: _Counts
 
     def since(self, before: _Sample, direction: Direction, slot: str) -> float:
         """Bytes per second to or from the origin."""
@@ -55,11 +57,12 @@ class _Sample:
 def _sample(directory: Path) -> _Sample:
     [moved] = by_labels(directory, ("direction", "slot"), metrics.ORIGIN_BYTES)
     [waited] = by_labels(directory, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
-    found = by_labels(directory, ("slot",), *_THROTTLING.values())
+    counted = by_labels(directory, ("slot",), *_THROTTLING.values())
     throttled: _Counts = {
-        (name, slot): n for name, one in zip(_THROTTLING, found, strict=True) for (slot,), n in one.items()
+        (name, slot): n for name, one in zip(_THROTTLING, counted, strict=True) for (slot,), n in one.items()
     }
-    return _Sample(monotonic(), moved, waited, throttled)
+    found, delay = by_labels(directory, ("direction",), metrics.LINK_CAPACITY, metrics.LINK_DELAY)
+    return _Sample(monotonic(), moved, waited, throttled, found, delay)
 
 
 _THROTTLING = {
@@ -138,13 +141,16 @@ class SlotsApi:
         now: _Sample,
     ) -> _Link:
         origin = self._live.now.origin
-        capacity = origin.read_bandwidth_bytes_per_second
+        configured_capacity = origin.read_bandwidth_bytes_per_second
         if direction == "write":
-            capacity = origin.write_bandwidth_bytes_per_second
+            configured_capacity = origin.write_bandwidth_bytes_per_second
+        found = configured_capacity == "auto"
+        capacity: float | None = configured_capacity if configured_capacity != "auto" else now.found.get((direction,))
         moving = {name: now.since(before, direction, name) for name in names}
         weights = {name: configured[name].weight if name in configured else 1 for name in moving}
         active = sum(weight for name, weight in weights.items() if moving[name])
-        return _Link(capacity, sum(moving.values()), moving, weights, active)
+        delay = now.delay.get((direction,), 0.0) if found else None
+        return _Link(capacity or None, found, delay, sum(moving.values()), moving, weights, active)
 
 
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
@@ -152,16 +158,25 @@ _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """One direction; `active_weight` is that of the slots that move something."""
+    """One direction; `active_weight` is that of the slots that move something. `is_found`: what it bears is found out,
+    and `delay_seconds` how late answers are."""
 
     bytes_per_second_max: float | None
+    is_found: bool
+    delay_seconds: float | None
     bytes_per_second: float
     moving: Mapping[str, float]
     weights: Mapping[str, int]
     active_weight: int
 
     def document(self) -> dict[str, Any]:
-        return {"capacity": self.bytes_per_second_max, "bytes_per_second": round(self.bytes_per_second)}
+        capacity = self.bytes_per_second_max
+        return {
+            "capacity": None if capacity is None else round(capacity),
+            "capacity_found": self.is_found,
+            "delay_seconds": self.delay_seconds,
+            "bytes_per_second": round(self.bytes_per_second),
+        }
 
     def share(self, slot: str) -> float | None:
         """What it has by its weight, if all that move something now wanted all they could get."""

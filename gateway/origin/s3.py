@@ -22,11 +22,21 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.immutable import immutable
-from gateway.origin.client import ACCOUNT, HedgeOutcome, Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
+from gateway.origin.client import (
+    ACCOUNT,
+    Direction,
+    HedgeOutcome,
+    Origin,
+    OriginRequest,
+    OriginResponse,
+    Purpose,
+    StreamedBody,
+)
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Supervision
 from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
+from gateway.origin.link_traffic import AnswerKind, Traffic, answer_kind
 from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with_first_piece
 from gateway.origin.retry import (
     CircuitBreaker,
@@ -75,7 +85,8 @@ Headers = Mapping[str, str]
 class Attempt:
     """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
 
-    `sent_again_bytes` is the size of a body in memory in every attempt but the first.
+    `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
+    byte of the request to the head of its answer, where that can be compared with others of its `kind`.
     """
 
     slot: str
@@ -84,6 +95,8 @@ class Attempt:
     status: int | None
     seconds: float
     sent_again_bytes: int = 0
+    kind: AnswerKind | None = None
+    answer_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -194,6 +207,17 @@ class S3Origin:
             await rates.wait(sending.request)
         sending.started += self._clock.monotonic() - began
 
+    def traffic(self) -> Mapping[Direction, Traffic]:
+        """What this process has moved over the link, as far as the ends of its connections see it."""
+        return self._client.traffic()
+
+    def limit_windows(self, size_bytes: int) -> None:
+        """Let no more than this be on its way to any connection: what is received anyway, and not read, does not count.
+
+        To be said again every now and then, for connections that are new, or that the kernel gives more.
+        """
+        self._client.limit_windows(size_bytes)
+
     async def aclose(self) -> None:
         probes = list(self._probes.values())
         for probe in probes:
@@ -277,15 +301,16 @@ class S3Origin:
             self._rates.charge(request)
         started = self._clock.monotonic()
         # A connection that the origin is about to close would leave open what became of the request.
-        unused = sending.repetition is Repetition.WRONG_ANSWER
+        unused, kind = sending.repetition is Repetition.WRONG_ANSWER, answer_kind(request)
+        target, claim = sending.target, sending.claim
         try:
             stream = await self._client.exchange(
-                request.method, sending.target, headers, body.content, supervision, sending.claim, unused=unused
+                request.method, target, headers, body.content, supervision, claim, unused=unused, kind=kind
             )
         except OriginUnreachable:
             self._report(sending, None, started)
             raise
-        self._report(sending, stream.head.status, started)
+        self._report(sending, stream.head.status, started, kind, stream.head_seconds)
         return stream
 
     def _given_up(self, sending: _Sending, stream: ResponseStream, seconds: float) -> bool:
@@ -396,12 +421,22 @@ class S3Origin:
             breaker = self._breakers[host] = CircuitBreaker(self._clock, self._silence.cell(host))
         return breaker
 
-    def _report(self, sending: _Sending, status: int | None, started: float) -> None:
+    def _report(
+        self,
+        sending: _Sending,
+        status: int | None,
+        started: float,
+        kind: AnswerKind | None = None,
+        answer_seconds: float = 0.0,
+    ) -> None:
         if self._on_attempt is None:
             return
         request, seconds = sending.request, self._clock.monotonic() - started
         again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
-        self._on_attempt(Attempt(request.slot, request.purpose, request.method, status, seconds, again))
+        comparable = kind if status is not None and status < 400 else None
+        self._on_attempt(
+            Attempt(request.slot, request.purpose, request.method, status, seconds, again, comparable, answer_seconds)
+        )
 
 
 class _Limits:

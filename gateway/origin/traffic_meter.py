@@ -22,6 +22,7 @@ from gateway.origin.client import (
     Purpose,
     StreamedBody,
 )
+from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ class Ceilings(Protocol):
 
     def let_go(self) -> None:
         """They are in force no more: whoever waits looks where to pass now."""
+
+    def answered(self, kind: AnswerKind, seconds: float) -> None:
+        """An answer has begun so long after the last byte of its request."""
+
+    def slowed(self, direction: Direction) -> None:
+        """The origin has asked for less."""
 
 
 class RequestRates(Protocol):
@@ -145,6 +152,11 @@ class OriginMeter:
     def attempt(self, attempt: Attempt) -> None:
         """A try is over. A body in memory that was sent once more is on the account once more."""
         self._observer.origin_attempt(attempt)
+        if self.ceilings is not None:
+            if attempt.kind is not None:
+                self.ceilings.answered(attempt.kind, attempt.answer_seconds)
+            elif attempt.status in (429, 503):
+                self.ceilings.slowed("read" if attempt.method in ("GET", "HEAD") else "write")
         if attempt.sent_again_bytes:
             self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
             limiter = self.limiter("write", attempt.slot)

@@ -12,15 +12,24 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.clock import Clock
 from gateway.origin.client import Direction
+from gateway.origin.link_traffic import AnswerKind, Traffic
 from gateway.origin.traffic_meter import CeilingsReplaced
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, Entry, FairShares, rows_of
-from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
+from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity, unlimited_bucket
+from gateway.policy.token_bucket import (
+    ROWS_OF_ADJUSTABLE_BUCKET,
+    ROWS_OF_BUCKET,
+    AdjustableBucket,
+    SharedCells,
+    TokenBucket,
+)
 
 PATIENCE_SECONDS = 1.0
 """So long a piece waits for better ones of its slot. Then one such passes in each span of this length."""
@@ -33,11 +42,14 @@ _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """At most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link."""
+    """At most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link.
+
+    Of the link, None is what it is found out to bear.
+    """
 
     direction: Direction
     slot: str | None
-    bytes_per_second: float
+    bytes_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +350,14 @@ class Bandwidth:
         self._clock = clock
         self._slots = {slot: number for number, slot in enumerate(_slots(ceilings, shares))}
         buckets, row = dict[tuple[Direction, str | None], TokenBucket](), 0
+        adjustable = dict[Direction, AdjustableBucket]()
         for one in ceilings:
-            buckets[one.direction, one.slot] = cells.bucket(row, one.bytes_per_second)
-            row += ROWS_OF_BUCKET
+            if one.bytes_per_second is not None:
+                buckets[one.direction, one.slot] = cells.bucket(row, one.bytes_per_second)
+                row += ROWS_OF_BUCKET
+            else:
+                adjustable[one.direction] = buckets[one.direction, one.slot] = unlimited_bucket(cells, row)
+                row += ROWS_OF_ADJUSTABLE_BUCKET
         guarantees = dict[tuple[Direction, int], TokenBucket]()
         for share in shares:
             if share.guaranteed_bytes_per_second is not None:
@@ -358,6 +375,15 @@ class Bandwidth:
             of_link = FairShares(cells, row, weights, guaranteed, buckets.get((direction, None)))
             self._links[direction] = Link(of_link, clock, random.Random(cells.own))
             row += rows_of(len(self._slots))
+        self.found = dict[Direction, LinkCapacity]()
+        """What the link bears, in the directions in which it is found out."""
+
+        for direction, link_bucket in adjustable.items():
+            shares_of_link = self._links[direction].shares
+            kinds = [kind for kind in AnswerKind if kind.direction == direction]
+            self.found[direction] = LinkCapacity(cells, row, link_bucket, shares_of_link, kinds)
+            row += ROWS_OF_LINK_CAPACITY
+        self._leadership = Leadership(cells, row) if adjustable else None
         self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
@@ -378,6 +404,48 @@ class Bandwidth:
             if limiter is not None:
                 limiter.let_go()
 
+    def link(self, direction: Direction) -> TokenBucket | None:
+        """The bucket of the whole link; None: nothing limits it."""
+        return self._links[direction].shares.link
+
+    def answered(self, kind: AnswerKind, seconds: float) -> None:
+        """The origin's answer has begun so long after the last byte of its request."""
+        found = self.found.get(kind.direction)
+        if found is not None:
+            found.answered(kind, seconds)
+
+    def slowed(self, direction: Direction) -> None:
+        """The origin has asked for less."""
+        found = self.found.get(direction)
+        if found is not None:
+            found.slowed()
+
+    def find_capacity(self, traffic: Mapping[Direction, Traffic], late_seconds: float = 0.0) -> None:
+        """Tell the other processes what this one sees of the link, and decide for all if that is its part.
+
+        To be called every TICK_SECONDS where the link is to be found out; this call is late by `late_seconds`.
+        """
+        if self._leadership is None:
+            return
+        now = self._clock.monotonic()
+        for direction, found in self.found.items():
+            found.tell(traffic[direction], now, late_seconds)
+        if self._leadership.leads(now):
+            for found in self.found.values():
+                found.decide(now, self._leadership)
+
+    def window_bytes(self) -> int | None:
+        """How much may be on its way from the origin to each connection; None: nothing limits it."""
+        found = self.found.get("read")
+        return found.window_bytes(self._clock.monotonic()) if found is not None else None
+
+    def go_on_from(self, before: Bandwidth) -> None:
+        """The settings have changed: what the link bears was found before."""
+        now = self._clock.monotonic()
+        for direction, found in self.found.items():
+            if direction in before.found:
+                found.go_on_from(before.found[direction], now)
+
 
 _OTHER = ""
 """Stands for the slots of which nothing is said."""
@@ -387,7 +455,10 @@ def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
     """How many rows of cells all of them take."""
     guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
     of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
-    return ROWS_OF_BUCKET * (len(ceilings) + guarantees) + of_slots
+    found = sum(one.bytes_per_second is None for one in ceilings)
+    of_found = found * (ROWS_OF_ADJUSTABLE_BUCKET + ROWS_OF_LINK_CAPACITY)
+    of_leadership = ROWS_OF_LEADERSHIP if found else 0
+    return ROWS_OF_BUCKET * (len(ceilings) - found + guarantees) + of_slots + of_found + of_leadership
 
 
 def _slots(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> list[str]:

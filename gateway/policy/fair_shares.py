@@ -151,6 +151,10 @@ class FairShares:
 
     # What may pass
 
+    def is_contended(self, now: float) -> bool:
+        """Whether anybody waits for the link, or has done so just now."""
+        return max(self._contended) > now
+
     def passes(self, slot: int, rank: Callable[[], int], count: int, now: float) -> bool:
         """Let `count` bytes pass the link if it is their turn; False, and nothing taken, when it is not."""
         link = self.link
@@ -159,7 +163,7 @@ class FairShares:
         level = link.level(now)
         if level < 0:
             return False
-        if max(self._contended) > now:
+        if self.is_contended(now):
             if not self._is_turn(slot, rank(), level >= _FULL * link.burst, now):
                 return False
             self._count(slot, count, now)
@@ -169,7 +173,7 @@ class FairShares:
     def charge(self, slot: int, count: int, now: float) -> None:
         """`count` bytes pass without having waited."""
         if self.link is not None:
-            if max(self._contended) > now:
+            if self.is_contended(now):
                 self._count(slot, count, now)
             self.link.take(count)
 

@@ -1,6 +1,6 @@
 """The load origin: GET, HEAD and LIST of made-up objects, with latency, pace and rate, in raw asyncio.
 
-    python -m loadtests.harness.origin_server PORT PREFIX:COUNT:SIZE ...
+    python -m loadtests.harness.origin_server [HOST:]PORT PREFIX:COUNT:SIZE ...
 
 It verifies no signature, so that it is never the bottleneck where it need not be. Started by `origin.LoadOrigin`, which
 sets latency and rates over `/.shape?...` and reads the counters at `/.counters`.
@@ -208,19 +208,25 @@ class OriginConnection(asyncio.Protocol):
         self._go_on()
 
 
+def listening_on(text: str) -> tuple[str, int]:
+    """`PORT`, of this machine, or `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    return host or "127.0.0.1", int(port)
+
+
 def state_of(families: list[Family]) -> OriginState:
     """An origin's state with all objects of `families`."""
     objects = {path: load_object(path, one.size_bytes) for one in families for path in one.paths()}
     return OriginState(objects, Listing(BUCKET, objects.values()))
 
 
-async def serve(port: int, families: list[Family]) -> None:
+async def serve(host: str, port: int, families: list[Family]) -> None:
     """Until the process is told to end."""
     state = state_of(families)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: OriginConnection(state), "127.0.0.1", port, backlog=4096)
+    server = await loop.create_server(lambda: OriginConnection(state), host, port, backlog=4096)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), [family(text) for text in sys.argv[2:]]))
+    asyncio.run(serve(*listening_on(sys.argv[1]), [family(text) for text in sys.argv[2:]]))

@@ -1,6 +1,6 @@
 """An S3 origin that takes objects and throws their bytes away: PutObject, uploads in parts, HEAD, DELETE; no LIST.
 
-    python -m loadtests.harness.sink_server PORT [PREFIX:COUNT:SIZE ...]
+    python -m loadtests.harness.sink_server [HOST:]PORT [PREFIX:COUNT:SIZE ...]
 
 A body's MD5 is taken from `Content-MD5`, and the bytes do not even leave the kernel: so the origin takes next to
 nothing of the machine that it shares with what is measured. Without that header the MD5 is computed. No signature is
@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, unquote
 
 from loadtests.harness.content import LoadObject, family, load_object
 from loadtests.harness.origin_answers import object_answer
+from loadtests.harness.origin_server import listening_on
 
 _BUFFER_BYTES = 256 * 1024
 _HEAD_BYTES_MAX = 64 * 1024
@@ -228,13 +229,13 @@ def serve(listener: socket.socket, state: State) -> None:
         threading.Thread(target=Connection(wire, state).run, daemon=True).start()
 
 
-def main(port: int, families: Sequence[str]) -> None:
+def main(host: str, port: int, families: Sequence[str]) -> None:
     made_up = {path: load_object(path, one.size_bytes) for one in map(family, families) for path in one.paths()}
-    with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+    with socket.create_server((host, port), backlog=128) as listener:
         # What lies in the kernel has not crossed the link.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         serve(listener, State(made_up=made_up))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(*listening_on(sys.argv[1]), sys.argv[2:])

@@ -260,6 +260,19 @@ def test_a_slot_whose_callers_the_origin_judges_writes_through(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
+def test_what_the_link_bears_can_be_left_to_be_found_out(tmp_path: Path, direction: str) -> None:
+    """Guarantees are taken then, with a warning that nobody can check them; anything else is refused by name."""
+    slot = f'[[slots]]\nname = "a"\nprefix = "s3://a/"\n{direction}_guarantee = "10GiB/s"\n'
+    (warning,) = load(tmp_path, f'[origin]\n{direction}_bandwidth = "auto"\n{slot}').warnings
+    assert warning.startswith(f"slots[0].{direction}_guarantee goes first")
+    for wrong in ('"automatic"', "true", '"1KiB/s"', '"Auto"'):
+        found = problems(tmp_path, f"[origin]\n{direction}_bandwidth = {wrong}\n")
+        assert 'or "auto"' in found[f"origin.{direction}_bandwidth"]
+    slot = f'[[slots]]\nname = "a"\nprefix = "s3://a/"\n{direction}_bandwidth = "auto"\n'
+    assert f"slots[0].{direction}_bandwidth" in problems(tmp_path, slot)
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
 def test_a_guarantee_that_nobody_can_keep_is_refused(tmp_path: Path, direction: str) -> None:
     """Without a link's capacity, above the slot's own ceiling, together above what the link bears."""
 

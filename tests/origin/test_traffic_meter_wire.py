@@ -10,6 +10,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
+from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
@@ -30,6 +31,12 @@ class Held:
 
     def limiter(self, direction: Direction, slot: str) -> Held:
         return self
+
+    def answered(self, kind: AnswerKind, seconds: float) -> None:
+        assert seconds >= 0
+
+    def slowed(self, direction: Direction) -> None:
+        raise AssertionError("nobody asks for less here")
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         await asyncio.sleep(HELD_SECONDS)

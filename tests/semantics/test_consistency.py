@@ -488,8 +488,8 @@ def md5_of(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_10_9_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path, seed: int) -> None:
-    """10.9 Who has seen a change while the slot was strict, by GET or HEAD, sees nothing older afterwards,
+def test_10_11_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path, seed: int) -> None:
+    """10.11 Who has seen a change while the slot was strict, by GET or HEAD, sees nothing older afterwards,
     whatever becomes of the slot."""
     dice = random.Random(seed)
     remembering = (TTL, IMMUTABLE, NEGATIVE, PATIENT)

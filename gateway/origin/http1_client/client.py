@@ -23,8 +23,10 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from gateway import cancellation
 from gateway.errors import ConfigError, OriginBusy, OriginUnreachable
+from gateway.origin.client import Direction
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
+from gateway.origin.link_traffic import AnswerKind, Moved, Traffic
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import DEFAULT_PORTS, Target
@@ -226,6 +228,30 @@ class Pool:
         self._check_due = 0.0
         self._all_lost = asyncio.Event()
         self._closing = False
+        self._moved = Moved()
+
+    def traffic(self) -> Mapping[Direction, Traffic]:
+        """What the connections have moved."""
+        now, unread, unacknowledged, bodies, starved = self._loop.time(), 0, 0, 0, 0
+        waiting: dict[Direction, list[tuple[AnswerKind, float]]] = {"read": [], "write": []}
+        for connection in self._busy:
+            unread += (waits_here := connection.unread_bytes())
+            if connection.has_body:
+                bodies += 1
+                starved += not (waits_here or connection.is_held)
+            unacknowledged += connection.unacknowledged_bytes()
+            if (waits := connection.waiting(now)) is not None:
+                waiting[waits[0].direction].append(waits)
+        acknowledged = self._moved.handed_bytes - unacknowledged
+        return {
+            "read": Traffic(self._moved.received_bytes + unread, 0, waiting["read"], bodies, starved),
+            "write": Traffic(acknowledged, unacknowledged, waiting["write"]),
+        }
+
+    def limit_windows(self, size_bytes: int) -> None:
+        """Let no more than this be on its way to any of the connections at work."""
+        for connection in self._busy:
+            connection.limit_window(size_bytes)
 
     async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
         """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
@@ -376,7 +402,7 @@ class Pool:
             raise ConnectionRefusedError(f"the proxy refused the connection: {' '.join(status)[:100]!r}")
 
     def _new(self) -> Connection:
-        return Connection(self._buffer, self._freed, self._lost)
+        return Connection(self._buffer, self._freed, self._lost, self._moved)
 
     def _freed(self, connection: Connection) -> None:
         self._end_work(connection)
@@ -454,11 +480,13 @@ class Http1Client:
         claim: Claim | None,
         *,
         unused: bool = False,
+        kind: AnswerKind | None = None,
     ) -> ResponseStream:
         """Send a request and return its answer, of any status, once its head is there. It must be closed.
 
         `headers` are all that are sent, `host` among them. Raises OriginUnreachable when there is no answer, what the
-        source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`.
+        source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`,
+        `kind` as `Connection.ask`.
         """
         head, endpoint = self._head(method, target, headers), self._endpoint(target)
         cancellation.turn_now()
@@ -466,9 +494,9 @@ class Http1Client:
         connection = connection or await self._connection(endpoint, claim, unused=unused)
         bodiless = method == "HEAD"
         if isinstance(body, bytes) and len(body) <= _WITH_THE_HEAD_BYTES_MAX:
-            return await _answer_to(connection.ask(head + body, supervision, bodiless=bodiless))
+            return await _answer_to(connection.ask(head + body, supervision, bodiless=bodiless, kind=kind))
         content = StreamedContent(_slices(body), len(body)) if isinstance(body, bytes) else body
-        stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True)
+        stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True, kind=kind)
         await _send(connection, stream, content, waits="expect" in headers)
         return await _answer_to(stream, may_be_done=content.is_sent)
 
@@ -480,6 +508,14 @@ class Http1Client:
             text = f"no connection to the origin: {type(error).__name__}: {error}"
             kind = OriginSilent if isinstance(error, TimeoutError) else OriginUnreachable
             raise kind(text, may_be_done=False) from error
+
+    def traffic(self) -> Mapping[Direction, Traffic]:
+        """As `Pool.traffic`."""
+        return self._pool.traffic()
+
+    def limit_windows(self, size_bytes: int) -> None:
+        """As `Pool.limit_windows`."""
+        self._pool.limit_windows(size_bytes)
 
     def stop_connecting(self, target: Target) -> None:
         """As `Pool.stop_connecting`."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import socket
+import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseStream
+from gateway.origin.link_traffic import AnswerKind, Moved
 
 RECEIVED_AT_ONCE_BYTES = 256 * 1024
 
@@ -35,8 +41,14 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, buffer: bytearray, on_free: Callable[[Connection], None], on_lost: Callable[[Connection], None]
+        self,
+        buffer: bytearray,
+        on_free: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+        moved: Moved | None = None,
     ) -> None:
+        """What passes is added to `moved`."""
+        self._moved = moved if moved is not None else Moved()
         self._buffer = buffer
         self._view = memoryview(buffer)
         self._on_free = on_free
@@ -45,6 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._supervision: Supervision
         self._stream: ResponseStream | None = None
+        self._kind: AnswerKind | None = None
         self._paused = False
         self._paused_at = 0.0
         self._is_sending = False
@@ -58,15 +71,23 @@ class Connection(asyncio.BufferedProtocol):
         self.usable = False
 
     def ask(
-        self, request: bytes, supervision: Supervision, *, bodiless: bool, body_follows: bool = False
+        self,
+        request: bytes,
+        supervision: Supervision,
+        *,
+        bodiless: bool,
+        body_follows: bool = False,
+        kind: AnswerKind | None = None,
     ) -> ResponseStream:
         """Send a request; `bodiless`: its answer has no body, whatever its head says of one (HEAD).
 
-        `body_follows`: by `write`, up to `sent`.
+        `body_follows`: by `write`, up to `sent`. `kind`: what the time of its answer can be compared with.
         """
+        self._kind = kind
         self._asked_at = self._heard_at = self._loop.time()
         self._supervision, self._is_sending = supervision, body_follows
         stream = self._stream = ResponseStream(self, self._loop, bodiless=bodiless)
+        self._moved.handed_bytes += len(request)
         self._transport.write(request)
         return stream
 
@@ -74,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send a piece of the request's body; return when the kernel has all of it. ConnectionResetError."""
         if not self.usable:
             raise ConnectionResetError("the connection has ended")
+        self._moved.handed_bytes += len(data)
         self._transport.write(data)
         if self._blocked_since is not None:
             self._writable = self._loop.create_future()
@@ -83,6 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         """The body is complete: from now on the origin is waited for."""
         self._is_sending = False
         self._asked_at = self._heard_at = self._loop.time()
+        if self._stream is not None:
+            self._stream.asked()
 
     def break_off(self) -> None:
         """The body stays unfinished, the answer may still come: nothing else is ever sent here."""
@@ -137,6 +161,47 @@ class Connection(asyncio.BufferedProtocol):
             self._progress_at, self._progress_bytes = self._heard_at, stream.received_bytes
         return self._progress_at
 
+    # For who finds out what the link bears.
+
+    def waiting(self, now: float) -> tuple[AnswerKind, float] | None:
+        """For what kind of an answer it waits, and for how long; None: it is not known, or for none."""
+        stream = self._stream
+        if stream is None or self._kind is None or stream.has_head or self._is_sending:
+            return None
+        return self._kind, now - self._asked_at
+
+    @property
+    def has_body(self) -> bool:
+        """An answer's body is under way to it."""
+        return self._stream is not None and self._stream.has_head
+
+    @property
+    def is_held(self) -> bool:
+        """Nobody reads just now."""
+        return self._paused
+
+    def limit_window(self, size_bytes: int) -> None:
+        """Let no more than this be on its way here. The kernel forgets it when it makes the window larger by itself."""
+        with suppress(OSError):  # it has just ended
+            self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, size_bytes)
+
+    def unread_bytes(self) -> int:
+        """What the machine has received and this process has not."""
+        return self._queued(termios.FIONREAD)
+
+    def unacknowledged_bytes(self) -> int:
+        """What was handed over to be sent, and the other end's machine has not said that it has."""
+        return self._transport.get_write_buffer_size() + self._queued(termios.TIOCOUTQ)
+
+    def _queued(self, which: int) -> int:
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        if descriptor < 0:
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(descriptor, which, bytes(4)), sys.byteorder)
+        except OSError:  # it has just ended
+            return 0
+
     # For the stream of the answer.
 
     def answered(self, *, keep_alive: bool) -> None:
@@ -190,6 +255,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         stream = self._stream
+        self._moved.received_bytes += nbytes
         if stream is None:
             self.close()  # nothing was asked
             return

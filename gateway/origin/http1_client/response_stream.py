@@ -437,6 +437,10 @@ class ResponseStream:
 
     # For the connection.
 
+    def asked(self) -> None:
+        """The request is complete only now."""
+        self._asked_at = self._loop.time()
+
     @property
     def destination(self) -> memoryview | None:
         """Where the next bytes are to be received, if anywhere in particular."""

@@ -14,6 +14,7 @@ import pytest
 from gateway.clock import Moment
 from gateway.objects import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
@@ -310,6 +311,10 @@ class _Meter:
         return self.limiters.setdefault((direction, slot), _Limiter())
 
     def let_go(self) -> None: ...
+
+    def answered(self, kind: AnswerKind, seconds: float) -> None: ...
+
+    def slowed(self, direction: Direction) -> None: ...
 
     def origin_attempt(self, attempt: Attempt) -> None: ...
 
