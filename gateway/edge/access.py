@@ -14,7 +14,6 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import S3Error
-from gateway.operations.origin_rights import FOREIGN_SOURCE
 from gateway.origin.signing import KeyPair
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (
@@ -36,7 +35,7 @@ from gateway.s3.presigned import (
     verify_presigned_v2,
     verify_presigned_v4,
 )
-from gateway.s3.requests import Operation, S3Request, parse_copy_source, parse_query
+from gateway.s3.requests import Operation, S3Request, names_foreign_source, parse_copy_source, parse_query
 from gateway.s3.signature_v4 import (
     Authorization,
     SeedSignature,
@@ -320,7 +319,7 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
         sources = [parse_copy_source(text).key for text in {copied, copied.replace("+", "%2B")}]
         if not all(grant.covers(source.bucket, source.key) for source in sources):
             return "The credential does not cover the copy source."
-    if any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
+    if names_foreign_source(request.headers):
         return "A copy source in a header other than x-amz-copy-source needs a credential that covers everything."
     return None
 

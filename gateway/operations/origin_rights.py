@@ -14,7 +14,6 @@ an object is not: S3 says "denied" of what is not there to those who may not lis
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,11 +31,15 @@ from gateway.origin.signing import KeyPair
 from gateway.policy.remembered_rights import RememberedRights, Right, RightTo
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.requests import KEY_SIZE_BYTES_MAX, CopySource, Operation, S3Request, parse_copy_source
+from gateway.s3.requests import (
+    KEY_SIZE_BYTES_MAX,
+    CopySource,
+    Operation,
+    S3Request,
+    names_foreign_source,
+    parse_copy_source,
+)
 from gateway.s3.xml import error_code_of
-
-FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
-"""Second objects in other dialects of S3 (x-goog-copy-source, x-oss-copy-source, x-copy-from, …)."""
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
@@ -129,7 +132,7 @@ def _names_anything(request: S3Request) -> bool:
     """Whether a header names another object in a way that is not read here."""
     if "x-amz-rename-source" in request.headers or _copied(request) is None:
         return True
-    return any(FOREIGN_SOURCE.fullmatch(name) for name in request.headers)
+    return names_foreign_source(request.headers)
 
 
 def _is_form(request: S3Request) -> bool:

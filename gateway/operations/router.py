@@ -9,7 +9,6 @@ answer waits, in the first of them, until the origin has what this node has ackn
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_t
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
-from gateway.s3.requests import Operation, parse_copy_source
+from gateway.s3.requests import Operation, names_foreign_source, parse_copy_source
 from gateway.writeback.bounds.bounds import Bound
 
 if TYPE_CHECKING:
@@ -71,10 +70,6 @@ def _allowed(context: RequestContext) -> Answer:
     return _past_the_buffer(context)
 
 
-_FOREIGN_SOURCE = re.compile(r"x-(?!amz-)(.*-)?(copy|rename|move)-(source|from)")
-"""Second objects in other dialects of S3."""
-
-
 def _check_homes(context: RequestContext) -> None:
     """S3Error NotImplemented where a request has a source that is not at the home of its target: no origin has both,
     and the target's may have another bucket of the source's name."""
@@ -85,7 +80,7 @@ def _check_homes(context: RequestContext) -> None:
         buckets = {parse_copy_source(text).key.bucket for text in {copied, copied.replace("+", "%2B")}}
         if all(homes.are_one(context.request.bucket or "", bucket) for bucket in buckets):
             return
-    elif not any(_FOREIGN_SOURCE.match(name) for name in headers):
+    elif not names_foreign_source(headers):
         return
     raise s3_error(
         "NotImplemented",

@@ -175,6 +175,15 @@ def encode_query(pairs: Iterable[tuple[str, str | None]]) -> str:
     )
 
 
+_FOREIGN_SOURCE = re.compile(r"x-(?!amz-)(.*)(copy|rename|move)-(source|from)")
+
+
+def names_foreign_source(headers: Iterable[str]) -> bool:
+    """Whether any of these names of headers names a second object in another dialect of S3: x-goog-copy-source,
+    x-oss-copy-source, x-copy-from, …"""
+    return any(_FOREIGN_SOURCE.fullmatch(name) for name in headers)
+
+
 def parse_copy_source(value: str) -> CopySource:
     """What `x-amz-copy-source` (latin-1 decoded) names: `[/]bucket/key[?versionId=ID]`, percent-encoded.
 

@@ -11,31 +11,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.support.changing_slots import Admin, refused, until
+from tests.support.changing_slots import Admin, client_of, refused, until
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import StrictOrigin
 from tests.support.sts import LentByMoto, moto_sts
 
 MAIN, FAR, INNER = ("AKMAIN", "main-secret-00"), ("AKFAR", "far-secret-000"), ("AKINNER", "inner-secret-0")
 PART_BYTES = 5 * 1024 * 1024
-
-
-def client_of(url: str, key: tuple[str, str] = MAIN) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id=key[0],
-        aws_secret_access_key=key[1],
-        config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
-    )
 
 
 @contextmanager
@@ -115,7 +102,7 @@ def test_7_10_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, fa
     its keys or lists them; what is about the bucket, the bucket's."""
     slot = {"name": "inner", "prefix": "s3://far/inner/", "origin_credentials": "inner"}
     with GatewayProcess(config_of(main, far, slot)) as gateway:
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         for bucket, name in (("near", "n"), ("far", "outer"), ("far", "inner")):
             everything(client, bucket, name)
         client.head_bucket(Bucket="far")
@@ -140,7 +127,7 @@ def test_7_10_a_wrong_key_is_told_and_no_other_is_tried(main: StrictOrigin, far:
     config = config_of(main, far)
     config["origin_credentials"][0]["secret_access_key"] = "wrong-secret-777"
     with GatewayProcess(config) as gateway:
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         client.put_object(Bucket="near", Key="a", Body=b"x")
         with pytest.raises(ClientError, match="The origin refuses the key of this gateway"):
             client.put_object(Bucket="far", Key="a", Body=b"x")
@@ -180,7 +167,7 @@ def test_9_6_buckets_are_in_one_list(main: StrictOrigin, far: StrictOrigin) -> N
     """What the origin has, and the buckets that the configuration has elsewhere; those once that are in both."""
     far.model.create_bucket("unknown-here")
     with GatewayProcess(config_of(main, far)) as gateway:
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         assert [one["Name"] for one in client.list_buckets()["Buckets"]] == ["near", "far"]
         assert client.list_buckets()["Buckets"][1]["CreationDate"].year == 1970
         main.model.create_bucket("far")
@@ -195,7 +182,7 @@ def test_7_11_copies_between_homes_are_refused(main: StrictOrigin, far: StrictOr
     far.model.put("near", "a", b"somebody else's")
     slot = {"name": "back", "prefix": "s3://near/back/", "write": "back", "buffer": "16MiB"}
     with GatewayProcess(config_of(main, far, slot)) as gateway:
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         client.put_object(Bucket="near", Key="a", Body=b"mine")
         client.put_object(Bucket="near", Key="back/a", Body=b"mine")
         upload = client.create_multipart_upload(Bucket="far", Key="c")["UploadId"]
@@ -244,7 +231,7 @@ def test_8_7_what_was_written_back_is_flushed_to_its_home(
         far.model.put("far", "data/a", b"first")
         elsewhere.model.put("far", "data/a", b"other")
         gateway = stack.enter_context(GatewayProcess(config_of(main, far, slot, reading), directory=tmp_path / "cache"))
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         assert client.get_object(Bucket="far", Key="data/a")["Body"].read() == b"first"
         client.put_object(Bucket="far", Key="ckpt/learned", Body=b"x")  # the first write of a bucket goes through
         main.is_out_of_reach = True
@@ -272,13 +259,13 @@ def test_8_7_what_was_written_back_is_flushed_to_its_home(
         far.is_out_of_reach = False
         gateway.start()
         until(lambda: _has(far, "ckpt/pending"), "it was not flushed")
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         until(lambda: _nothing_left(gateway), "something is left in the buffer")
         assert gateway.terminate() == 0
         asked = len(elsewhere.request_lines)
         assert asked == 0
         with GatewayProcess(moved, directory=tmp_path / "cache") as there:
-            client = client_of(there.s3_url)
+            client = client_of(there.s3_url, MAIN)
             assert client.get_object(Bucket="far", Key="data/a")["Body"].read() == b"other"
             assert refused(client.get_object, Bucket="far", Key="ckpt/pending") == "NoSuchKey"
             assert keys_of(client, "far") == ["data/a"]
@@ -304,7 +291,7 @@ def test_8_8_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: Stri
     slot = {"name": "far", "prefix": "s3://far/", "mode": "read-only", "consistency": "immutable"}
     with GatewayProcess(config_of(main, far, slot)) as gateway:
         far.model.put("far", "a", b"a")
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         client.put_object(Bucket="near", Key="n", Body=b"n")
         client.get_object(Bucket="far", Key="a")["Body"].read()
         far.is_out_of_reach = True
@@ -318,7 +305,7 @@ def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: Str
     """By SIGHUP: another secret, another name, another way. Where a bucket is needs a restart, and this is told."""
     config = config_of(main, far)
     with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
-        admin, client = Admin(gateway), client_of(gateway.s3_url)
+        admin, client = Admin(gateway), client_of(gateway.s3_url, MAIN)
         client.put_object(Bucket="far", Key="a", Body=b"x")
         far.credentials = {"AKNEXT": Credentials("AKNEXT", "next-secret-00"), INNER[0]: Credentials(*INNER)}
         assert refused(client.head_object, Bucket="far", Key="a") == "403"
@@ -378,8 +365,8 @@ def test_7_10_what_nobody_asks_for_goes_there_too(main: StrictOrigin, far: Stric
         is_done("/api/v1/snapshots", "s3://far/data/", name="v1")
         assert admin.get("/api/v1/snapshots/v1").json()["origin"] == far.endpoint_url
         asked = len(far.request_lines)
-        assert client_of(gateway.s3_url).get_object(Bucket="far", Key="data/07")["Body"].read() == b"7"
-        assert len(keys_of(client_of(gateway.s3_url), "far", "data/")) == 20
+        assert client_of(gateway.s3_url, MAIN).get_object(Bucket="far", Key="data/07")["Body"].read() == b"7"
+        assert len(keys_of(client_of(gateway.s3_url, MAIN), "far", "data/")) == 20
         assert len(far.request_lines) == asked
     assert {signer for _, signer in lines(far, "data")} == {INNER[0]}
     assert lines(main, "far") == []
@@ -401,7 +388,7 @@ def test_roles_sign_for_their_buckets(main: StrictOrigin, far: StrictOrigin, tmp
         with GatewayProcess(
             config, environment={"AWS_ENDPOINT_URL_STS": sts, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
         ) as gateway:
-            client = client_of(gateway.s3_url)
+            client = client_of(gateway.s3_url, MAIN)
             everything(client, "far", "r")
             everything(client, "far", "s")
             found = gateway.status()["origin"]["differing"]
@@ -423,7 +410,7 @@ def test_8_8_an_sts_that_lends_nothing_is_told(main: StrictOrigin, far: StrictOr
         {"name": "far", "role_arn": "arn:aws:iam::123456789012:role/x", "sts_endpoint_url": "http://127.0.0.1:9"}
     ]
     with GatewayProcess(config) as gateway:
-        client = client_of(gateway.s3_url)
+        client = client_of(gateway.s3_url, MAIN)
         client.put_object(Bucket="near", Key="a", Body=b"x")
         assert refused(client.get_object, Bucket="far", Key="a") == "ServiceUnavailable"
         (one,) = gateway.status()["origin"]["differing"]
