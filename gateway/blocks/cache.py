@@ -68,7 +68,6 @@ class BlockCache:
         rights, or when a living process has the slot; StoreUnavailable when the disk fails. After an unclean boot,
         blocks are misses until some process has rebuilt the index.
         """
-        layout.keep_apart(settings.homes)
         threads = DiskThreads(settings.disk_threads)
         try:
             opened = await threads.index_later(open_directory, settings, worker, clock.now)

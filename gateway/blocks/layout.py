@@ -96,25 +96,38 @@ def chunk_count(length: int) -> int:
     return -(-length // CHUNK_BYTES)
 
 
-_TAGS: dict[str, str] = {}
-"""Of buckets that have a home of their own: what stands behind the bucket's name in ids and headers."""
-
 _TAG_BYTES = 8
 _TAG = re.compile(r"/[0-9a-f]{16}$")
 """No bucket's name ends so: it holds no slash."""
 
 
-def keep_apart(homes: Homes) -> None:
-    """From now on, in this process, blocks of a bucket with a home of its own are never taken for those of a bucket of
-    the same name at another home: there, too, one ETag may stand for other bytes."""
-    _TAGS.clear()
-    for bucket, home in homes.by_bucket.items():
-        digest = hashlib.blake2b(home.encode(), digest_size=_TAG_BYTES, person=b"forebay home 1")
-        _TAGS[bucket] = f"/{digest.hexdigest()}"
+class _Tags:
+    """What stands behind a bucket's name in ids and headers: which home it has, where that is not the first one."""
+
+    def __init__(self) -> None:
+        self.others = ""
+        self.of_bucket: dict[str, str] = {}
+
+
+_TAGS = _Tags()
+
+
+def keep_apart(homes: Homes, first: str) -> None:
+    """From now on, in this process, blocks of a bucket are never taken for those of a bucket of the same name at
+    another home: there, too, one ETag may stand for other bytes. Blocks of the home `first` bear no tag: the main one of
+    when the directory was begun, wherever the main one is by now."""
+    _TAGS.others = _tag(homes.main, first)
+    _TAGS.of_bucket = {bucket: _tag(home, first) for bucket, home in homes.by_bucket.items()}
+
+
+def _tag(home: str, first: str) -> str:
+    if home == first:
+        return ""
+    return f"/{hashlib.blake2b(home.encode(), digest_size=_TAG_BYTES, person=b'forebay home 1').hexdigest()}"
 
 
 def _tagged(bucket: str) -> str:
-    return bucket + _TAGS.get(bucket, "")
+    return bucket + _TAGS.of_bucket.get(bucket, _TAGS.others)
 
 
 class BlockIds:

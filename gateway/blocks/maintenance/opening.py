@@ -1,6 +1,7 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
     FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
+    HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
     PINS     the prefixes whose blocks stay (index.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
@@ -26,7 +27,7 @@ from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.eviction import capacity_of, fingerprint_of
 from gateway.blocks.index.index import BlockIndex, Pins
-from gateway.blocks.layout import BlockSettings, WorkerFile
+from gateway.blocks.layout import BlockSettings, WorkerFile, keep_apart
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
 from gateway.durable import remove_durably, write_durably
@@ -138,6 +139,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
         slots.take_own()
         try:
             _bring_up_to_date(path, slots)
+            keep_apart(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
             with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
@@ -204,6 +206,16 @@ def _write_format(path: Path) -> None:
     _refuse_other_formats(path)
     if not (path / "FORMAT").exists():
         write_durably(path / "FORMAT", FORMAT)
+
+
+def _first_home(path: Path, main: str) -> str:
+    """That of the blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
+    file = path / "HOME"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    with suppress(OSError):  # a full disk: the next start writes it, and what is there can be read all the same
+        write_durably(file, main.encode())
+    return main
 
 
 def _bring_up_to_date(path: Path, slots: WorkerLocks) -> None:
