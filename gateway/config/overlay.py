@@ -3,7 +3,8 @@
     slots.json   {"format": "forebay slots 1", "slots": [{"name": …, "prefix": …, …}, …], "checksum": …}
 
 The keys of a slot are those of `[[slots]]`. Where the configuration says something of the same slot or prefix, it is in
-force, and so it is where both together cannot be: which is told each time they are read.
+force, and so it is where both together cannot be: which is told each time they are read. But no slot is left out so
+that keeps callers from something.
 """
 
 from __future__ import annotations
@@ -47,8 +48,34 @@ def load_with_overlay(path: Path | None, environment: Mapping[str, str]) -> Load
 def with_overlay(
     path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
 ) -> LoadedSettings:
-    """What was `loaded` and `overlay` together; what cannot be is left out of the latter, and told."""
-    return fitting(path, environment, loaded, overlay)[0]
+    """What was `loaded` and `overlay` together; what cannot be is left out of the latter, and told.
+
+    SettingsError where a slot would be left out that keeps callers from something: its prefix would be open to them.
+    """
+    found, kept = fitting(path, environment, loaded, overlay)
+    prefixes = {slot.prefix for slot in found.settings.slots}
+    opened = [slot for slot in overlay if slot not in kept and _restricts(slot) and slot["prefix"] not in prefixes]
+    if opened:
+        told = "; ".join(warning for warning in found.warnings if warning not in loaded.warnings)
+        allowed = (
+            f"slots that can be beside the configuration: without them their prefixes would be open to more callers "
+            f"({told}). Mend the configuration, or remove them: over the admin port while the gateway runs, else by "
+            f"moving {loaded.settings.cache.directory / NAME} away"
+        )
+        raise SettingsError(
+            [ConfigError("slots (set over the admin port)", [slot["name"] for slot in opened], allowed)]
+        )
+    return found
+
+
+def _restricts(slot: SlotTable) -> bool:
+    """Whether callers may do less in a slot, or the origin is asked with another key, than around it."""
+    return (
+        slot.get("mode") == "read-only"
+        or slot.get("authorization") == "origin"
+        or slot.get("consistency") == "snapshot"
+        or slot.get("origin_credentials") is not None
+    )
 
 
 def fitting(

@@ -71,6 +71,29 @@ def test_what_cannot_be_beside_the_configuration_is_left_out(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"mode": "read-only"},
+        {"authorization": "origin"},
+        {"consistency": "snapshot", "snapshot": "s"},
+        {"origin_credentials": "gone"},
+    ],
+)
+@pytest.mark.parametrize("conflict", [{"capacity": "700MiB"}, {"name": "a"}, {"origin_credentials": "gone"}])
+def test_what_keeps_callers_from_something_is_not_left_out(
+    tmp_path: Path, more: dict[str, Any], conflict: dict[str, Any]
+) -> None:
+    """Its prefix would be open to them, or the origin be asked with another key: both together are refused. Where the
+    configuration says what holds for the prefix, that is in force."""
+    path = configured(tmp_path)
+    write_overlay(tmp_path / "cache", [slot("d"), slot("c") | more | conflict])
+    with pytest.raises(SettingsError, match=r"open to more callers .*slots\.json"):
+        load_with_overlay(path, {})
+    write_overlay(tmp_path / "cache", [slot("d"), slot("c") | more | conflict | {"prefix": "s3://b/a/"}])
+    assert [one.name for one in load_with_overlay(path, {}).settings.slots] == ["a", "d"]
+
+
+@pytest.mark.parametrize(
     "content", [b"", b"{}", b"[]", b'{"format": "forebay slots 1", "slots": [], "checksum": ""}', b"\xff"]
 )
 def test_one_that_is_damaged_is_refused(tmp_path: Path, content: bytes) -> None:

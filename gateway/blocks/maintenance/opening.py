@@ -209,7 +209,7 @@ def _write_format(path: Path) -> None:
 
 
 def _first_home(path: Path, main: str) -> str:
-    """That of the blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
+    """That of blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")
