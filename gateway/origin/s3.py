@@ -114,6 +114,9 @@ class _Sending:
     sent_at: float = 0.0
     """When the last attempt began."""
 
+    held_seconds: float = 0.0
+    """How long it has waited for its turn, before all attempts."""
+
     is_charged: bool = False
     """The next request that is sent has passed the request rate, or has been counted there. A second one for the same
     attempt has not."""
@@ -204,8 +207,10 @@ class S3Origin:
         """Wait until a request may be sent, which is held against nobody; OriginBusy."""
         began = self._clock.monotonic()
         with cancellation.turn():
-            await rates.wait(sending.request)
-        sending.started += self._clock.monotonic() - began
+            await rates.wait(sending.request, sending.held_seconds)
+        held_seconds = self._clock.monotonic() - began
+        sending.held_seconds += held_seconds
+        sending.started += held_seconds
 
     def traffic(self) -> Mapping[Direction, Traffic]:
         """What this process has moved over the link, as far as the ends of its connections see it."""

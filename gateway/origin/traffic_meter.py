@@ -97,8 +97,8 @@ class RequestRates(Protocol):
     def passes(self, request: OriginRequest) -> bool:
         """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
 
-    async def wait(self, request: OriginRequest) -> None:
-        """Until it may pass; OriginBusy when that takes too long."""
+    async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
+        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before."""
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited, on account of those behind it."""
@@ -167,10 +167,10 @@ class OriginMeter:
         """As `RequestRates`."""
         return self.requests is None or self.requests.passes(request)
 
-    async def wait(self, request: OriginRequest) -> None:
+    async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
         """As `RequestRates`."""
         if self.requests is not None:
-            await self.requests.wait(request)
+            await self.requests.wait(request, waited_seconds)
 
     def charge(self, request: OriginRequest) -> None:
         """As `RequestRates`."""

@@ -479,23 +479,26 @@ class RequestRates:
             return False
         return not rates or self._limiter(rates[0], request).passes(1, rank_of(request.purpose))
 
-    async def wait(self, request: OriginRequest) -> None:
-        """Until it may pass; OriginBusy when that takes too long."""
+    async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
+        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before: for its
+        earlier tries, or under rates of before."""
         began = self._clock.monotonic()
         longest_seconds = self._wait_seconds_max
         if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
             longest_seconds *= BACKGROUND_WAIT_FACTOR
+        deadline = began + longest_seconds - waited_seconds
         rank = rank_of(request.purpose)
         for rate in self._rates_of(request):
             limiter = self._limiter(rate, request)
             if not limiter.passes(1, rank):
                 self._need(rate)
                 try:
-                    await limiter.take(1, rank, began + longest_seconds - self._clock.monotonic())
+                    await limiter.take(1, rank, deadline - self._clock.monotonic())
                 except TimeoutError:
                     if self._successor is not None:
                         if not self._successor.passes(request):
-                            await self._successor.wait(request)
+                            waited_seconds += self._clock.monotonic() - began
+                            await self._successor.wait(request, waited_seconds)
                         return
                     self._observer.origin_throttled_in_vain(request.slot)
                     raise OriginBusy(
@@ -503,9 +506,9 @@ class RequestRates:
                         f"sent in {longest_seconds:g} s"
                     ) from None
                 self._need(rate)
-        waited_seconds = self._clock.monotonic() - began
-        if waited_seconds > 0:
-            self._observer.origin_throttled(request.slot, waited_seconds)
+        throttled_seconds = self._clock.monotonic() - began
+        if throttled_seconds > 0:
+            self._observer.origin_throttled(request.slot, throttled_seconds)
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited: those behind it wait for it."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gateway.clock import Clock
 from gateway.errors import OriginBusy
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.origin.retry import is_for_their_number
@@ -23,20 +24,23 @@ from tests.support.strict_origin import StrictOrigin
 class Gate:
     """Tells what it is asked; holds back what comes while `is_closed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.is_closed = False
         self.asked = list[str]()
         self.charged = list[str]()
         self.refusals = list[str]()
         self.waited = list[Purpose]()
+        self.waited_before = list[float]()
 
     def passes(self, request: OriginRequest) -> bool:
         self.asked.append(request.method)
         return not self.is_closed
 
-    async def wait(self, request: OriginRequest) -> None:
+    async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
         self.waited.append(request.purpose)
-        await asyncio.sleep(0)
+        self.waited_before.append(waited_seconds)
+        await self.clock.sleep(1.0)
         if request.key == "never":
             raise OriginBusy("too long")
 
@@ -58,12 +62,13 @@ Scenario = Callable[[S3Origin, Gate], Awaitable[None]]
 
 
 def play(strict: StrictOrigin, scenario: Scenario) -> Gate:
-    gate = Gate()
+    clock = JumpingClock()
+    gate = Gate(clock)
 
     async def main() -> None:
         meter = OriginMeter(Silent(), None, gate)
         settings = OriginSettings(endpoint_url=strict.endpoint_url, max_attempts=3)
-        origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), JumpingClock(), instance_id="g", rates=meter)
+        origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), clock, instance_id="g", rates=meter)
         try:
             await scenario(origin, gate)
         finally:
@@ -118,6 +123,20 @@ def test_what_waits_is_sent_afterwards_and_who_waits_in_vain_sends_nothing() -> 
             await origin.send(OriginRequest("PUT", "bucket", "never", body=b"x"))
         assert gate.waited == [Purpose.FLUSH, Purpose.LIVE]
         assert [call.key for call in strict.model.calls] == ["b"]
+
+    with StrictOrigin() as strict:
+        strict.model.put("bucket", "a", b"data")
+        play(strict, scenario)
+
+
+def test_all_tries_of_a_request_wait_for_one_time() -> None:
+    """Each is told for how long those before it have waited."""
+
+    async def scenario(origin: S3Origin, gate: Gate) -> None:
+        gate.is_closed = True
+        strict.model.faults.append(Fault(on(key="a"), Answer(503, "SlowDown"), times=2))
+        assert await status(origin, OriginRequest("GET", "bucket", "a")) == 200
+        assert gate.waited_before == [0.0, 1.0, 2.0]
 
     with StrictOrigin() as strict:
         strict.model.put("bucket", "a", b"data")

@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -445,6 +446,42 @@ def test_other_weights_go_on_with_the_rates_that_are_known() -> None:
         assert sim.refused.total() - refused <= 0.02 * 21 * LIMIT
         for task in tasks:
             task.cancel()
+        await sim.end()
+
+    asyncio.run(run())
+
+
+def test_changes_of_settings_and_earlier_tries_lengthen_no_wait() -> None:
+    """Who waits has one time for all of it."""
+
+    async def run() -> None:
+        sim = RequestSimulation(RequestLimits(0.001, 0.001), WEIGHTS, wait_seconds_max=2.0)
+        live = OriginRequest("GET", "bucket", "x/k", slot="a")
+        for _ in range(5):
+            assert sim.rates[0].passes(live)
+            sim.rates[0].refused(live, sim.clock.monotonic())
+        await sim.clock.advance(0)
+        await sim.clock.advance(2.0)
+        began, ended = sim.clock.monotonic(), list[float]()
+
+        async def wait(waited_seconds: float) -> None:
+            with suppress(OriginBusy):
+                while True:  # a rate lets one pass now and then
+                    await sim.rates[0].wait(live, waited_seconds + sim.clock.monotonic() - began)
+            ended.append(sim.clock.monotonic() - began + waited_seconds)
+
+        tasks = [asyncio.create_task(wait(seconds)) for seconds in (0.0, 1.5) for _ in range(5)]
+        for _ in range(10):
+            await sim.clock.advance(0.4)
+            after = RequestRates(
+                WEIGHTS, sim.clocks[0], sim.counted[0], shared_cells(3, 1)[0], wait_seconds_max=2.0, buckets_told=[]
+            )
+            after.take_over(sim.rates[0])
+            await sim.rates[0].aclose()
+            sim.rates[0] = after
+        await asyncio.gather(*tasks)
+        assert len(ended) == len(tasks)
+        assert max(ended) <= 2.0 + 0.5
         await sim.end()
 
     asyncio.run(run())
