@@ -88,7 +88,7 @@ def test_without_rates_the_same_clients_are_refused_all_the_time() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("per", ["prefix", "bucket"])
+@pytest.mark.parametrize("per", [pytest.param("prefix", marks=pytest.mark.slow), "bucket"])
 def test_slots_have_of_a_rate_what_their_weights_say(per: str) -> None:
     """4 : 1, under one prefix and under two of a bucket that is limited as a whole; what one leaves is the other's."""
 

@@ -213,6 +213,7 @@ def _has(origin: StrictOrigin, key: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_8_7_what_was_written_back_is_flushed_to_its_home(
     main: StrictOrigin, far: StrictOrigin, tmp_path: Path
 ) -> None:
