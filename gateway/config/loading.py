@@ -70,7 +70,7 @@ def read_document(path: Path) -> dict[str, object]:
             return tomllib.load(file)
     except OSError as error:
         raise SettingsError([ConfigError("config", str(path), f"a readable file ({error.strerror})")]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, numbers of thousands of digits, or deep nesting
         raise SettingsError([ConfigError("config", str(path), f"a TOML file ({error})")]) from None
 
 

@@ -6,11 +6,14 @@ in the overlay (config/overlay.py). All of this blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -27,8 +30,45 @@ SLOTS_MORE = 64
 """So many slots more than at the start, and twice as many, there is room for while a gateway runs."""
 
 
+FILES_SECONDS_MAX = 10.0
+"""So long files may take that settings are read from or written to: one may lie on a mount that hangs, or be a pipe."""
+
+T = TypeVar("T")
+
+
 class ChangeRefused(ForebayError):
     """Nothing has changed, and why."""
+
+
+class FileThreads:
+    """Reads or writes files of settings on threads that nobody waits for when they hang: no later change, and not the
+    end of the process. Event loop only."""
+
+    def __init__(self, hanging_max: int, seconds_max: float = FILES_SECONDS_MAX) -> None:
+        """`hanging_max` threads may hang, until nothing is begun any more."""
+        self._hanging_max = hanging_max
+        self._seconds_max = seconds_max
+        self._begun: list[concurrent.futures.Future[Any]] = []
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` gives or raises; ChangeRefused where it takes too long, or too much of before still does."""
+        self._begun = [one for one in self._begun if not one.done()]
+        if len(self._begun) >= self._hanging_max:
+            raise ChangeRefused("files of the settings, or the disk, have not answered since an earlier change")
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+
+        self._begun.append(done)
+        threading.Thread(target=run, name="files of settings", daemon=True).start()
+        finished, _ = await asyncio.wait((asyncio.wrap_future(done),), timeout=self._seconds_max)
+        if not finished:
+            raise ChangeRefused(f"files of the settings, or the disk, have not answered within {self._seconds_max:g} s")
+        return finished.pop().result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from socket import socket
 
 import structlog
@@ -42,7 +43,7 @@ from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, leave_mark, report_closed
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
-from gateway.serve.reloading import Reloader, SlotChange, slots_max
+from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
 from gateway.serve.shared_directory import SharedFiles, SharedMemory
 from gateway.serve.shared_memories import SharedMemories
 
@@ -196,6 +197,8 @@ class _Supervisor:
         self._is_wanted = asyncio.Event()
         self._settings_problem: str | None = None
         self._audit: AuditLog | None = None
+        self._reading = FileThreads(hanging_max=8)
+        self._writing = FileThreads(hanging_max=1)  # what is written late must not undo what was written since
         self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
@@ -309,7 +312,8 @@ class _Supervisor:
     async def _put_in_force(self, change: SlotChange | None) -> None:
         """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
         thing that lasts."""
-        loaded = await asyncio.to_thread(self._reloader.load, self._config.settings, change, self._slots_max)
+        load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
+        loaded = await self._reading.run(load)
         settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
         bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
         request_rates = self._resources.request_rates.made(settings)
@@ -322,7 +326,8 @@ class _Supervisor:
             generation=self._config.generation + 1,
         )
         ChildConfig.from_line(config.to_line())  # as each process will read it
-        await asyncio.to_thread(loaded.keep)
+        if loaded.overlay is not None:
+            await self._writing.run(loaded.keep)
         self._resources.bandwidth.told(bandwidth)
         self._resources.callers.told(callers)
         self._resources.request_rates.told(request_rates)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import re
 import sqlite3
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,9 @@ from gateway.config import Settings, SlotSettings
 from gateway.config.fields import Section
 from gateway.config.loading import load_settings
 from gateway.config.overlay import load_with_overlay, read_overlay, write_overlay
-from gateway.config.problems import table_of
+from gateway.config.problems import SettingsError, table_of
 from gateway.serve.child_config import ChildConfig
-from gateway.serve.reloading import ChangeRefused, Reloader, SlotChange
+from gateway.serve.reloading import ChangeRefused, FileThreads, Reloader, SlotChange
 from gateway.writeback import DIRECTORY
 from gateway.writeback.journal.schema import prepare
 from tests.support.gateway_process import to_toml
@@ -230,3 +233,49 @@ def test_a_journal_that_cannot_be_read_keeps_the_slot(tmp_path: Path) -> None:
         node.change("a", None)
     node.change("b", slot("b", weight=2))
     assert load_settings(node.file, {}).settings.slots == []
+
+
+def test_files_that_hang_are_waited_for_for_a_while() -> None:
+    """A mount that hangs, or a pipe: the change is refused, and so is the next one, at once, until it answers."""
+
+    async def scenario() -> None:
+        files, answers = FileThreads(1, seconds_max=0.05), threading.Event()
+        assert await files.run(lambda: 1) == 1
+        with pytest.raises(ChangeRefused, match=r"within 0\.05 s"):
+            await files.run(answers.wait)
+        with pytest.raises(ChangeRefused, match="since an earlier change"):
+            await files.run(lambda: 2)
+        with pytest.raises(ChangeRefused, match="since an earlier change"):
+            await files.run(lambda: 3)
+        answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "files of settings":
+                thread.join()
+        assert await files.run(lambda: 4) == 4
+        with pytest.raises(ZeroDivisionError):
+            await files.run(lambda: 1 / 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_pipe_in_place_of_the_configuration_is_not_waited_for(tmp_path: Path) -> None:
+    """Whoever opens it waits for a writer, for ever."""
+
+    async def scenario() -> None:
+        files = FileThreads(1, seconds_max=0.2)
+        with pytest.raises(ChangeRefused, match="have not answered"):
+            await files.run(lambda: load_settings(pipe, {}))
+
+    pipe = tmp_path / "forebay.toml"
+    os.mkfifo(pipe)
+    asyncio.run(scenario())
+    os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # its reader is there, and ends
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "[server]\nport = " + "9" * 5000, "a = \xff\xfe", "a ="])
+def test_no_file_is_a_fault_of_the_gateway(tmp_path: Path, text: str) -> None:
+    """Whatever it holds: the file is named."""
+    file = tmp_path / "forebay.toml"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(SettingsError, match=re.escape(str(file))):
+        load_settings(file, {})
