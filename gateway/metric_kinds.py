@@ -39,6 +39,25 @@ DECLARED: list[Metric] = []
 GONE = "(gone)"
 """The name under which the numbers of what is no more stand together: of slots, credentials and classes."""
 
+_Labels = Mapping[str, str]
+
+
+class _Names:
+    """Which names have numbers of their own: whoever counts for another one late does not bring it back."""
+
+    def __init__(self) -> None:
+        self.kept: Callable[[_Labels], _Labels] | None = None
+        """What labels become; None: all stay."""
+
+    def now(self, labels: Sequence[str], label_values: tuple[str, ...]) -> tuple[str, ...]:
+        """The values of labels under which something is counted that comes now."""
+        if self.kept is None or not labels:
+            return label_values
+        return tuple(self.kept(dict(zip(labels, label_values, strict=True))).values())
+
+
+_NAMES = _Names()
+
 
 class Metric:
     """The declaration that all kinds share."""
@@ -91,7 +110,7 @@ class Counter(Metric):
         return _number(self._child(label_values))
 
     def _new(self, label_values: tuple[str, ...]) -> Value:
-        value: Value = self._child(label_values)._value
+        value: Value = self._child(_NAMES.now(self.labels, label_values))._value
         return self._values.setdefault(label_values, value)
 
     def _child(self, label_values: tuple[str, ...]) -> prometheus_client.Counter:
@@ -122,12 +141,19 @@ class Gauge(Metric):
         return self._children
 
     def set(self, value: float, *label_values: str) -> None:
-        self._child(label_values).set(value)
+        """Nothing for a name that is gone."""
+        if not self._is_gone(label_values):
+            self._child(label_values).set(value)
 
     def add(self, amount: float, *label_values: str) -> None:
-        """Change by `amount`, which may be negative. Not for a gauge of the latest value."""
-        value: Value = self._child(label_values)._value
-        value.inc(amount)
+        """Change by `amount`, which may be negative. Not for a gauge of the latest value. Nothing for a name that is
+        gone and stood at zero."""
+        if not self._is_gone(label_values):
+            value: Value = self._child(label_values)._value
+            value.inc(amount)
+
+    def _is_gone(self, label_values: tuple[str, ...]) -> bool:
+        return label_values not in self._children and _NAMES.now(self.labels, label_values) != label_values
 
     def value(self, *label_values: str) -> float:
         """What this process's slot holds."""
@@ -172,7 +198,8 @@ class Histogram(Metric):
     def _of(self, label_values: tuple[str, ...]) -> tuple[Value, Sequence[Value]]:
         values = self._values.get(label_values)
         if values is None:
-            child = self._parent.labels(*label_values) if self.labels else self._parent
+            now = _NAMES.now(self.labels, label_values)
+            child = self._parent.labels(*now) if self.labels else self._parent
             values = self._values.setdefault(label_values, (child._sum, child._buckets))
         return values
 
@@ -197,6 +224,7 @@ def _number(child: prometheus_client.Counter | prometheus_client.Gauge) -> float
 
 def reset() -> None:
     """Begin every metric anew: in memory at zero, in shared files where the slot's file stands."""
+    _NAMES.kept = None
     for metric in DECLARED:
         metric.reset()
 
@@ -281,9 +309,12 @@ def keep_names(
             return labels
         return None if name in dropped else becomes
 
+    _NAMES.kept = kept
     for metric in DECLARED:
         if {"slot", "credential", "scope", "bucket"} & set(metric.labels):
             metric.forget(lambda labels, name=metric.name: renamed(name, labels) != labels)  # type: ignore[misc]
+            if not isinstance(metric, Gauge):
+                metric._kept().clear()  # a name that was gone may be back
     try:
         shared.fold(renamed)
     except OSError as error:

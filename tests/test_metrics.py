@@ -187,6 +187,7 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             name = f"job-{number}"
             if number == 150:  # killed, and another one goes on in its place
                 metric_kinds.share(tmp_path, "worker0")
+            metric_kinds.keep_names({"default", name}, {"gateway", name}, {name}, {name})
             metrics.REQUESTS.add(1, "GetObject", name, "200", "hit")
             metrics.CACHE_USAGE_BYTES.set(7, name)
             metrics.CALLER_REQUESTS.add(1, name)
@@ -198,6 +199,9 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             running = metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
             assert running.get(name, 1) == 1  # one that ends later
             metrics.CALLER_RUNNING.add(-1, "credential", name)
+            metrics.CALLER_RUNNING.add(0, "credential", f"late-{name}")
+            metrics.CACHE_USAGE_BYTES.set(0, name)  # who counts late brings no name back
+            metrics.CACHE_FILLED_BYTES.add(1, name)
             if number % 100 == 9:
                 children = sum(len(metric._kept()) for metric in DECLARED)
                 read = metric_kinds.exposition(tmp_path)
