@@ -255,6 +255,7 @@ class _Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._want, None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while code was loaded (cli)
         try:
             if not await self._start_all():
                 return 0

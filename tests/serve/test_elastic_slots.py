@@ -8,6 +8,8 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,27 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefix": "s3://train/a/", "kept_object_size": "99999PiB"}, "at most 1024PiB"),
     ([], "JSON object"),
 ]
+
+
+def test_who_asks_while_it_starts_is_heard(tmp_path: Path) -> None:
+    """SIGHUP as soon as the command runs: it ends nothing, and the file is read anew when the gateway has started."""
+    with an_origin() as origin, ThreadPoolExecutor(1) as threads:
+        gateway = GatewayProcess(config_of(origin), directory=tmp_path / "cache")
+        started = threads.submit(gateway.__enter__)
+        until(lambda: _waits_for_sighup(gateway), "SIGHUP is never held back")
+        os.kill(gateway.pid, signal.SIGHUP)
+        with ExitStack() as stack:
+            stack.push(started.result())
+            admin = Admin(gateway)
+            until(lambda: admin.gateway["generation"] == 1, "nobody has heard of it")
+
+
+def _waits_for_sighup(gateway: GatewayProcess) -> bool:
+    with suppress(AssertionError, OSError):
+        status = Path(f"/proc/{gateway.pid}/status").read_text(encoding="ascii")
+        blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk:")).split()[1], 16)
+        return bool(blocked & 1 << signal.SIGHUP - 1)
+    return False
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
