@@ -114,7 +114,7 @@ async def _node(
             connected.append(made)
             return made
 
-        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect)), meter)
+        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
         stack.push_async_callback(finder.close)

@@ -144,6 +144,9 @@ class OriginCredentials(CredentialSource, Protocol):
     def known(self) -> tuple[KeyPair, ...]:
         """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
 
+    def refused(self) -> None:
+        """A home has refused the pair. Returns at once, whether or not another one is looked for."""
+
     @property
     def problem(self) -> str | None:
         """Why the pair is not renewed, where its source knows; it may be good still."""
@@ -173,6 +176,9 @@ class StaticCredentials:
 
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
+
+    def refused(self) -> None:
+        """There is no other."""
 
     async def aclose(self) -> None:
         return
@@ -220,6 +226,9 @@ class ChainCredentials:
 
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
+
+    def refused(self) -> None:
+        """The chain goes by its own times."""
 
     async def aclose(self) -> None:
         for task in (self._first, self._lookup):
