@@ -58,6 +58,8 @@ class OriginKeys:
         """These are the settings from now on. What of them has changed only is begun anew."""
         if isinstance(self.own, StaticCredentials):
             self.own.follow(_pair_of(settings.origin))
+        else:
+            self.own.renew()
         await self._follow_named(settings)
 
     async def aclose(self) -> None:
@@ -81,7 +83,7 @@ class OriginKeys:
 
     def refused(self, request: OriginRequest) -> None:
         """A home has refused the key that has signed this request."""
-        self.of(request).refused()
+        self.of(request).renew()
 
     def problem(self, name: str) -> str | None:
         """Why one of `[[origin_credentials]]` is not renewed, though it may be good still; None: nothing is known of
@@ -109,11 +111,18 @@ class OriginKeys:
     async def _begun(self, before: _Named | None, one: OriginCredentialSettings, settings: Settings) -> _Named:
         """The one of before where it can go on."""
         if before is not None and before.settings == one:
+            if one.role_arn is None:
+                before.credentials.renew()
             return before
         if before is not None and isinstance(before.credentials, StaticCredentials) and one.access_key_id is not None:
             before.credentials.follow(_pair_of(one))
             return before._replace(settings=one)
         begun = self._new(one, settings)
+        if before is not None and one.role_arn is not None and before.settings.role_arn == one.role_arn:
+            from gateway.origin.sts import RoleCredentials
+
+            if isinstance(begun.credentials, RoleCredentials) and isinstance(before.credentials, RoleCredentials):
+                begun.credentials.take_over(before.credentials)
         for credentials in (begun.lender, begun.credentials):
             if credentials is not None:
                 await credentials.start()

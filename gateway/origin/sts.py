@@ -141,17 +141,22 @@ class RoleCredentials:
         """Set when the question that is under way is answered, or has failed; cleared when the next one begins."""
         self._keeping: asyncio.Task[None] | None = None
         self._asked_at = 0.0
-        self._is_refused = asyncio.Event()
+        self._is_renewed = asyncio.Event()
 
     async def start(self) -> None:
         self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
 
+    def take_over(self, before: RoleCredentials) -> None:
+        """Go on with what was lent for the same role, under other settings, until STS lends the next."""
+        self._lent, self._known = before._lent, before._known
+
     async def current(self) -> KeyPair:
-        """As `CredentialSource.current`: where no pair is good, the question under way is waited for."""
+        """As `CredentialSource.current`: where no pair is good, the question under way is waited for, unless the one
+        before has failed."""
         if self._keeping is None:
             await self.start()
         lent = self._good()
-        if lent is None:
+        if lent is None and self._problem is None:
             with turn():
                 await self._asked.wait()
             lent = self._good()
@@ -162,11 +167,11 @@ class RoleCredentials:
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
 
-    def refused(self) -> None:
-        """As `OriginCredentials.refused`: STS is asked at once, unless it was just now. The pair is used meanwhile:
+    def renew(self) -> None:
+        """As `OriginCredentials.renew`: STS is asked at once, unless it was just now. The pair is used meanwhile:
         one home may refuse what another takes."""
         if self._clock.monotonic() - self._asked_at >= _REFUSED_AGAIN_SECONDS:
-            self._is_refused.set()
+            self._is_renewed.set()
 
     async def aclose(self) -> None:
         if self._keeping is not None:
@@ -196,7 +201,7 @@ class RoleCredentials:
         while True:
             self._asked.clear()
             self._asked_at = self._clock.monotonic()
-            self._is_refused.clear()
+            self._is_renewed.clear()
             try:
                 lent_seconds = await self._ask_once()
             except _Failed as error:
@@ -220,7 +225,7 @@ class RoleCredentials:
 
     async def _pause(self, seconds: float) -> None:
         """Until these have passed, or a home refuses the pair."""
-        ends = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._is_refused.wait())]
+        ends = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._is_renewed.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -242,6 +247,8 @@ class RoleCredentials:
         except TimeoutError:
             raise _Failed(f"STS does not answer within {STS_SECONDS_MAX:g} seconds") from None
         except ClientError as error:
+            if self._source is not None:
+                self._source.renew()  # it may be its key that is refused
             raise _Failed(_refusal(error)) from None
         except CredentialsUnavailable as error:
             raise _Failed(f"the key that assumes the role is missing: {error}") from None

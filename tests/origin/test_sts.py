@@ -195,11 +195,10 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
                 assert secret not in str(logged)
                 assert secret not in str(caught.value)
             assert not caught.value.may_be_done
+            await until(lambda: len(clock.slept) == 3)  # the question that was under way is answered
             sts.refusal = None
-            async with asyncio.timeout(20):
-                while credentials.known()[0] == first:
-                    await clock.advance(15)
-                    await asyncio.sleep(0.005)
+            await asked_again(sts, clock)
+            await until(lambda: credentials.problem is None)
             assert (await credentials.current()) != first
             assert credentials.problem is None
 
@@ -292,6 +291,25 @@ def test_an_sts_that_gives_a_pair_until_it_is_over_is_not_asked_more_and_more_of
     asyncio.run(scenario())
 
 
+def test_an_sts_that_has_failed_is_not_waited_for_again() -> None:
+    """The first question is waited for; then the answer is at once that there is no pair, until there is one."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        async with told_sts(clock.now) as sts:
+            sts.refusal = "AccessDenied"
+            async with lent(sts, clock) as credentials:
+                with pytest.raises(CredentialsUnavailable, match="AccessDenied"):
+                    await credentials.current()
+                sts.speaks.clear()
+                await asked_again(sts, clock)
+                async with asyncio.timeout(1):
+                    with pytest.raises(CredentialsUnavailable, match="AccessDenied"):
+                        await credentials.current()
+
+    asyncio.run(scenario())
+
+
 def test_a_home_that_refuses_the_pair_has_sts_asked_at_once() -> None:
     """Long before the pair ends by what STS has said; every 15 seconds at most, however many refusals there are."""
 
@@ -300,16 +318,16 @@ def test_a_home_that_refuses_the_pair_has_sts_asked_at_once() -> None:
         async with told_sts(clock.now) as sts, lent(sts, clock) as credentials:
             first = await credentials.current()
             await until(lambda: len(clock.slept) == 1)
-            credentials.refused()
+            credentials.renew()
             await clock.advance(14.9)
             assert len(sts.asked) == 1
             for number in range(2, 5):
                 await clock.advance(15)
                 for _ in range(100):
-                    credentials.refused()
+                    credentials.renew()
                 await until(lambda number=number: credentials.known()[0].access_key_id == f"ASIA{number}")  # type: ignore[misc]
                 await until(lambda number=number: len(clock.slept) == number)  # type: ignore[misc]
-                credentials.refused()
+                credentials.renew()
                 await clock.advance(0)
                 assert len(sts.asked) == number
             assert await credentials.current() != first
