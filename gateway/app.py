@@ -244,7 +244,9 @@ async def s3_application(
             homes=settings.homes,
         )
         stack.push_async_callback(answers.close)
-        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, node.metrics.snapshots)
+        services.snapshots = snapshots = SnapshotRegistry(
+            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
+        )
         stack.push_async_callback(snapshots.close)
 
         async def follow_frozen() -> None:
