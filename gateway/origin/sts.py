@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import (
@@ -23,8 +24,9 @@ from aiobotocore.credentials import (
     AioAssumeRoleWithWebIdentityCredentialFetcher,
     AioCredentials,
 )
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.utils import FileWebIdentityTokenLoader
 
 from gateway.cancellation import turn
@@ -33,6 +35,9 @@ from gateway.errors import CredentialsUnavailable
 from gateway.origin.signing import KeyPair, OriginCredentials
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.headers import parse_http_date
+
+ANSWER_BYTES_MAX = 256 * 1024
+"""Of STS and SSO: theirs have a few KiB."""
 
 STS_SECONDS_MAX = 10.0
 """What one question to STS may take, from its connection on."""
@@ -55,15 +60,45 @@ _REFUSED_AGAIN_SECONDS = 15.0
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 
+class AnswerTooLong(HTTPClientError):  # type: ignore[misc]
+    """No answer of STS or SSO is."""
+
+    fmt = "the answer is longer than {limit_bytes} bytes"
+
+
+class _Bounded(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore's, of answers of ANSWER_BYTES_MAX: else they are read into memory as long as they come."""
+
+    async def send(self, request: Any) -> Any:
+        request.stream_output = True  # it would be read whole in there
+        response = await super().send(request)
+        body = bytearray()
+        try:
+            while piece := await response.raw.content.read(ANSWER_BYTES_MAX):
+                body += piece
+                if len(body) > ANSWER_BYTES_MAX:
+                    response.raw.close()
+                    raise AnswerTooLong(limit_bytes=ANSWER_BYTES_MAX)
+        except aiohttp.ClientError as error:
+            raise HTTPClientError(error=type(error).__name__) from None
+        response._content = bytes(body)
+        return response
+
+
 class AwsSession(AioSession):  # type: ignore[misc]
-    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are."""
+    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are. Their
+    answers are bounded."""
 
     def create_client(self, service_name: str, *arguments: Any, **options: Any) -> Any:
+        given = options.get("config")
+        config = (AioConfig() if given is None else AioConfig().merge(given)).merge(
+            AioConfig(http_session_cls=_Bounded)
+        )
         if os.environ.get("AWS_ENDPOINT_URL") and options.get("endpoint_url") is None:
             own = os.environ.get(f"AWS_ENDPOINT_URL_{service_name.upper().replace('-', '_')}")
-            given, straight = options.get("config"), AioConfig(ignore_configured_endpoint_urls=True)
-            options |= {"endpoint_url": own or None, "config": given.merge(straight) if given else straight}
-        return super().create_client(service_name, *arguments, **options)
+            options["endpoint_url"] = own or None
+            config = config.merge(AioConfig(ignore_configured_endpoint_urls=True))
+        return super().create_client(service_name, *arguments, **{**options, "config": config})
 
 
 @lru_cache(maxsize=1)

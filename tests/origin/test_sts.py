@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +331,33 @@ def test_a_home_that_refuses_the_pair_has_sts_asked_at_once() -> None:
                 await clock.advance(0)
                 assert len(sts.asked) == number
             assert await credentials.current() != first
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_without_an_end_is_not_read_to_it() -> None:
+    """It takes no more memory than its bound, and is a failure as any other."""
+    sent = 0
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+                await writer.drain()
+                sent += 0x10000
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        async with server:
+            sts = ToldSts(endpoint_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with asyncio.timeout(module.STS_SECONDS_MAX / 2), lent(sts, Clock()) as credentials:
+                with pytest.raises(CredentialsUnavailable, match="AnswerTooLong"):
+                    await credentials.current()
+        assert sent < 64 * module.ANSWER_BYTES_MAX
 
     asyncio.run(scenario())
 
