@@ -22,6 +22,7 @@ from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
 from gateway.errors import S3Error
 from gateway.metrics import AUTHORIZATIONS
 from gateway.objects import ObjectKey
+from gateway.operations.writeback import flush_wait
 from gateway.origin.client import OriginRequest
 from gateway.origin.signing import KeyPair
 from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
@@ -620,6 +621,32 @@ def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistenc
                     async with asyncio.timeout(0.05):
                         await both.ask("WRITER", method, _target(target, KEY), headers)
             assert all(buffer.pending(key) is not None for key in pending)
+
+    asyncio.run(scenario())
+
+
+def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7.16 Operations on all of it that cannot wait any longer: 403, and for who may, 503."""
+    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+        async with tenants(tmp_path, back, writeback=True) as both:
+            await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
+            await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
+            both.gateway.app.services.slots.follow([slot()])
+            form = {"content-type": "multipart/form-data; boundary=x"}
+            for method, target, headers in (
+                ("GET", "/bucket?versions", {}),
+                ("DELETE", "/bucket", {}),
+                ("POST", "/bucket", form),
+                ("PUT", "/bucket/open/x?renameObject", {"x-amz-rename-source": "/bucket/own/report"}),
+            ):
+                for who, status in (("NOBODY", 403), ("WRITER", 503)):
+                    answer = await both.ask(who, method, target, headers)
+                    assert (answer.status, b"own/new" in answer.body) == (status, status == 503), (who, method, target)
 
     asyncio.run(scenario())
 
