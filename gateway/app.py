@@ -114,7 +114,7 @@ async def _node(
             connected.append(made)
             return made
 
-        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect)), meter)
+        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
         stack.push_async_callback(finder.close)
@@ -244,7 +244,9 @@ async def s3_application(
             homes=settings.homes,
         )
         stack.push_async_callback(answers.close)
-        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, node.metrics.snapshots)
+        services.snapshots = snapshots = SnapshotRegistry(
+            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
+        )
         stack.push_async_callback(snapshots.close)
 
         async def follow_frozen() -> None:

@@ -22,7 +22,6 @@ from gateway.origin.routing import RoutedOrigin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import (
     ChainCredentials,
-    CredentialSource,
     KeyPair,
     OriginCredentials,
     StaticCredentials,
@@ -47,7 +46,7 @@ class OriginKeys:
         """That of `[origin]`: callers may sign with it where there are no `[[credentials]]`, and with no other."""
 
         self._named: dict[str, _Named] = {}
-        self._by_prefix: PrefixMap[CredentialSource] = PrefixMap(())
+        self._by_prefix: PrefixMap[OriginCredentials] = PrefixMap(())
         self._settings = settings
 
     async def start(self) -> None:
@@ -59,6 +58,8 @@ class OriginKeys:
         """These are the settings from now on. What of them has changed only is begun anew."""
         if isinstance(self.own, StaticCredentials):
             self.own.follow(_pair_of(settings.origin))
+        else:
+            self.own.renew()
         await self._follow_named(settings)
 
     async def aclose(self) -> None:
@@ -66,7 +67,7 @@ class OriginKeys:
             await _close(one)
         await self.own.aclose()
 
-    def of(self, request: OriginRequest) -> CredentialSource:
+    def of(self, request: OriginRequest) -> OriginCredentials:
         """Whose key signs this request."""
         bucket = request.bucket
         if bucket is None:
@@ -80,13 +81,17 @@ class OriginKeys:
         prefix = next((value for name, value in request.query if name == "prefix"), None)
         return self._covering(bucket, (prefix or "") if request.method == "GET" else "")
 
+    def refused(self, request: OriginRequest) -> None:
+        """A home has refused the key that has signed this request."""
+        self.of(request).renew()
+
     def problem(self, name: str) -> str | None:
         """Why one of `[[origin_credentials]]` is not renewed, though it may be good still; None: nothing is known of
         that."""
         found = self._named.get(name)
         return found.credentials.problem if found is not None else None
 
-    def _covering(self, bucket: str, key: str) -> CredentialSource:
+    def _covering(self, bucket: str, key: str) -> OriginCredentials:
         return self._by_prefix.longest(bucket, key) or self.own
 
     async def _follow_named(self, settings: Settings) -> None:
@@ -106,11 +111,18 @@ class OriginKeys:
     async def _begun(self, before: _Named | None, one: OriginCredentialSettings, settings: Settings) -> _Named:
         """The one of before where it can go on."""
         if before is not None and before.settings == one:
+            if one.role_arn is None:
+                before.credentials.renew()
             return before
         if before is not None and isinstance(before.credentials, StaticCredentials) and one.access_key_id is not None:
             before.credentials.follow(_pair_of(one))
             return before._replace(settings=one)
         begun = self._new(one, settings)
+        if before is not None and one.role_arn is not None and before.settings.role_arn == one.role_arn:
+            from gateway.origin.sts import RoleCredentials
+
+            if isinstance(begun.credentials, RoleCredentials) and isinstance(before.credentials, RoleCredentials):
+                begun.credentials.take_over(before.credentials)
         for credentials in (begun.lender, begun.credentials):
             if credentials is not None:
                 await credentials.start()

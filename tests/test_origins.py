@@ -24,6 +24,7 @@ from gateway.origins import OriginKeys, routed_origin
 from tests.support.gateway_process import to_toml
 from tests.support.manual_clock import ManualClock
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+from tests.support.sts import ToldSts, told_sts
 
 ORIGIN = {"endpoint_url": "http://main.example", "access_key_id": "OWN", "secret_access_key": "s"}
 
@@ -122,6 +123,35 @@ def test_what_has_changed_is_begun_anew_and_nothing_else(tmp_path: Path) -> None
         assert isinstance(last, RoleCredentials)
         assert last.is_closed
         await keys.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_role_whose_settings_change_goes_on_with_its_pair(tmp_path: Path) -> None:
+    """Until STS lends the next: another duration or session makes a good pair no worse. Another role has another."""
+
+    def settings(sts: ToldSts, **more: object) -> Settings:
+        role = {"name": "role", "role_arn": "arn:aws:iam::1:role/x", "sts_endpoint_url": sts.endpoint_url, **more}
+        origin = {"access_key_id": "AKOWN", "secret_access_key": "s"}
+        buckets = [{"name": "r", "origin_credentials": "role"}]
+        return settings_of(tmp_path, origin=origin, buckets=buckets, origin_credentials=[role])
+
+    async def scenario() -> None:
+        async with told_sts() as sts:
+            keys = OriginKeys(settings(sts), SystemClock())
+            await keys.start()
+            request = OriginRequest("GET", "r", "k")
+            first = await keys.of(request).current()
+            sts.speaks.clear()
+            for more in ({"role_duration": "30m"}, {"role_session_name": "other"}, {"external_id": "ex"}):
+                await keys.follow(settings(sts, **more))
+                async with asyncio.timeout(1):
+                    assert await keys.of(request).current() == first
+            await keys.follow(settings(sts, role_arn="arn:aws:iam::1:role/y"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await keys.of(request).current()
+            await keys.aclose()
 
     asyncio.run(scenario())
 

@@ -253,7 +253,7 @@ def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> Obj
     if tools.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
     with tools.snapshots.opened(slot.snapshot) as snapshot:
-        check_covers(snapshot.manifest, slot)
+        check_covers(snapshot.manifest, slot, tools.homes)
         record = snapshot.data.record(key.key.encode())
         if record is None:
             return None

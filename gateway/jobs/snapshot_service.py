@@ -39,6 +39,7 @@ class SnapshotService:
         self._tools = tools
         self._jobs = jobs
         self._store = snapshots_of(tools)
+        self._homes = tools.homes
         self._imports = 0
 
     async def all(self) -> list[dict[str, Any]]:
@@ -187,7 +188,7 @@ class SnapshotService:
 
     def _problem(self, slot: Slot, *, whole: bool) -> str | None:
         try:
-            check_covers(self._store.check(slot.snapshot, whole=whole), slot)
+            check_covers(self._store.check(slot.snapshot, whole=whole), slot, self._homes)
         except NoSuchSnapshot:
             return missing(slot)
         except (SnapshotError, StoreUnavailable) as error:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gateway.errors import OriginBodyError
+from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.origin_rights import judge_deletions
@@ -26,6 +26,7 @@ from gateway.s3.xml import (
     DeleteError,
     DeleteRequest,
     delete_request_document,
+    error_code_of,
     insert_delete_results,
     parse_delete,
 )
@@ -48,7 +49,10 @@ async def delete_objects(context: RequestContext) -> Response:
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
     await asyncio.sleep(0)
-    await judge_deletions(context, [entry.key for entry in kept])
+    refusals = await judge_deletions(context, [entry.key for entry in kept])
+    if refusals:
+        refused += [_as_error(entry, refusals[entry.key]) for entry in kept if entry.key in refusals]
+        kept = [entry for entry in kept if entry.key not in refusals]
     buried = await _bury(context, kept)
     await asyncio.sleep(0)
     done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)
@@ -84,7 +88,13 @@ class _Done(NamedTuple):
 
 async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     buffer = context.services.writeback
-    return DeleteOutcome(entries) if buffer is None else await bury_pending(context, buffer, entries)
+    is_of_origin = context.signed_by is not None  # which judges it all; what was pending is there
+    return DeleteOutcome(entries) if buffer is None or is_of_origin else await bury_pending(context, buffer, entries)
+
+
+def _as_error(entry: DeleteEntry, refusal: OriginAnswered) -> DeleteError:
+    """In the origin's code; its words may be about a read."""
+    return DeleteError(entry.key, entry.version_id, error_code_of(refusal.body) or "AccessDenied", "Access Denied")
 
 
 def _refused(context: RequestContext, asked: DeleteRequest) -> list[DeleteError]:

@@ -1,7 +1,8 @@
 """Slots with `authorization = "origin"`: what a caller may do there, the origin says, asked in the caller's own name.
 
     reads and listings   a question without a body, signed with the caller's key pair; then they are answered as ever
-    everything else      is itself sent in the caller's own name: there is no harmless question
+    everything else      is itself sent in the caller's own name: there is no harmless question. So is a CopyObject out
+                         of such a slot, wherever its target is: it takes the tags, too, which have a right of their own
 
 A yes is remembered for `authorization_ttl` for exactly what was asked: this access key, and one object, or one listing
 (prefix, delimiter, max-keys). Policies may go by any of these, by tags of an object, and by the key that encrypts it:
@@ -10,6 +11,9 @@ with a KMS key, its first byte is asked for, too, as HEAD does not need the righ
 
 What the origin does not grant is answered in its own words. A refusal of a listing is remembered for a second, one of
 an object is not: S3 says "denied" of what is not there to those who may not list, and what is not there may come.
+
+Where something is pending (acknowledged when the slot had another `authorization`), the question comes before the wait
+for its flush: who may not read a key is not told by a wait, or a conflict, that something is pending there.
 """
 
 from __future__ import annotations
@@ -50,6 +54,17 @@ _LAST_CHARACTER = "\U0010ffff"
 
 _LATER = {"Retry-After": "1"}
 
+_REFUSED = frozenset({401, 403})
+
+_OF_A_SOURCE = {
+    "x-amz-request-payer": "x-amz-request-payer",
+    "x-amz-source-expected-bucket-owner": "x-amz-expected-bucket-owner",
+    "x-amz-copy-source-server-side-encryption-customer-algorithm": "x-amz-server-side-encryption-customer-algorithm",
+    "x-amz-copy-source-server-side-encryption-customer-key": "x-amz-server-side-encryption-customer-key",
+    "x-amz-copy-source-server-side-encryption-customer-key-md5": "x-amz-server-side-encryption-customer-key-md5",
+}
+"""What a copy says of its source, and how a read of that says it."""
+
 _metrics = AuthorizationMetrics()
 
 
@@ -66,14 +81,18 @@ def judged(context: RequestContext, perform: Callable[[RequestContext], Answer])
     pair = _pair(context)
     if pair is None:
         return perform(context)
-    questions: list[_Question] = [_Read(context, pair, key, version, None) for key, version in sources]
+    of_source = _headers_of_source(context.request)
+    questions: list[_Question] = [_Read(context, pair, key, version, of_source, None) for key, version in sources]
+    operation = context.request.operation
+    if sources and operation is Operation.COPY_OBJECT:
+        context.signed_by = pair
     if is_judged:
         context.signed_by = pair
-        operation = context.request.operation
         if operation in _READS:
             if _is_forwarded(context):
                 return perform(context)
-            questions.append(_Read(context, pair, context.object_key, None, operation))
+            headers = judged_by_the_origin(context.request)
+            questions.append(_Read(context, pair, context.object_key, None, headers, operation))
         elif operation in _LISTINGS:
             questions.append(_Listing(context, pair))
     open_ones = [question for question in questions if not question.is_remembered()]
@@ -83,20 +102,46 @@ def judged(context: RequestContext, perform: Callable[[RequestContext], Answer])
     return perform(context)
 
 
-async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> None:
+async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mapping[str, OriginAnswered]:
     """Have a DeleteObjects go in the caller's own name, where the origin is to judge any of its keys.
 
-    What is pending under these goes to the origin first. Raises as `judged`.
+    What is pending under all of its keys goes to the origin first: nothing is deleted here then. The keys of which the
+    caller is not to be told that something is pending, and the origin's refusals. Raises as `judged`.
     """
     services, bucket = context.services, context.request.bucket or ""
     if not services.slots.any_by_origin:
-        return
-    own = [ObjectKey(bucket, key) for key in keys if _is_by_origin(services.slots.find(bucket, key))]
-    if not own:
-        return
+        return {}
+    if not any(_is_by_origin(services.slots.find(bucket, key)) for key in keys):
+        return {}
     context.signed_by = _pair(context)
-    if context.signed_by is not None and services.writeback is not None:
-        await FlushWait(context, services.writeback).for_keys(own)
+    refusals: dict[str, OriginAnswered] = {}
+    if context.signed_by is None or services.writeback is None:
+        return refusals
+    for key in keys:
+        try:
+            await judge_wait(context, [ObjectKey(bucket, key)])
+        except OriginAnswered as refusal:
+            refusals[key] = refusal
+    await FlushWait(context, services.writeback).for_keys(ObjectKey(bucket, key) for key in keys if key not in refusals)
+    return refusals
+
+
+async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None:
+    """Before a request in the caller's name waits for what is pending under these keys: OriginAnswered with the
+    origin's refusal where the caller may not read one of them that the origin judges."""
+    pair, slots = context.signed_by, context.services.slots
+    if pair is None or (context.request.operation in _READS and context.may_read):
+        return
+    for key in keys:
+        if _is_by_origin(slots.find(*key)) and _is_pending(context, key):
+            await _Read(context, pair, key, None, judged_by_the_origin(context.request), None).may_be_told_to_wait()
+
+
+async def judge_wait_for_all(context: RequestContext) -> None:
+    """As `judge_wait`, for what is pending under the request's prefix, or in its bucket: where the caller may not list
+    that."""
+    if context.signed_by is not None and context.request.operation not in _LISTINGS:
+        await _Listing(context, context.signed_by).ask()
 
 
 def right_to_read(request: S3Request, access_key_id: str, rights: RememberedRights) -> Right:
@@ -154,6 +199,10 @@ def _copied(request: S3Request) -> set[CopySource] | None:
         return {parse_copy_source(one) for one in {text, text.replace("+", "%2B")}}
     except S3Error:
         return None
+
+
+def _headers_of_source(request: S3Request) -> dict[str, str]:
+    return {_OF_A_SOURCE[name]: value for name, value in request.headers.items() if name in _OF_A_SOURCE}
 
 
 def _pair(context: RequestContext) -> KeyPair | None:
@@ -221,7 +270,8 @@ def _not_said(slot: Slot) -> Exception:
 
 
 class _Read:
-    """Whether the caller may read an object. `operation` None: as the source of a copy."""
+    """Whether the caller may read an object, asked with these headers. `operation` None: for another end than to read
+    it, as the source of a copy."""
 
     def __init__(
         self,
@@ -229,6 +279,7 @@ class _Read:
         pair: KeyPair,
         key: ObjectKey,
         version_id: str | None,
+        headers: Mapping[str, str],
         operation: Operation | None,
     ) -> None:
         self._context = context
@@ -236,22 +287,40 @@ class _Read:
         self._key = key
         self._version_id = version_id
         self._slot = context.services.slots.find(*key)
-        self._headers: Mapping[str, str] = {} if operation is None else judged_by_the_origin(context.request)
+        self._headers = headers
         self._is_own = operation is not None
         self._is_of_bytes = operation is not Operation.HEAD_OBJECT or CHECKSUM_MODE in self._headers
 
     def is_remembered(self) -> bool:
         if self._version_id is not None or not self._context.services.rights.holds(self._right(self._kind)):
             return False
+        if not self._is_own and not is_plainly_asked(self._headers):
+            return False
         _metrics.asked(self._slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
-        context, asked = self._context, _now(self._context)
+        context = self._context
         if _is_pending(context, self._key) and context.services.writeback is not None:
+            await self.may_be_told_to_wait()
             await FlushWait(context, context.services.writeback).for_keys([self._key])  # else it says "not there"
-            asked = _now(context)
-        began = time.perf_counter()
+        asked, began = _now(context), time.perf_counter()
+        head = await self._granted()
+        self._remember(head, asked)
+        if head is not None and self._is_own and self._may_be_told():
+            context.told = Told(head, began)
+
+    async def may_be_told_to_wait(self) -> None:
+        """Raises OriginAnswered where the origin refuses the caller what it has; what it does not have may be pending,
+        and is asked about when it is there. A yes is not remembered: it is of the object before."""
+        try:
+            await self._granted()
+        except OriginAnswered as answer:
+            if answer.status in _REFUSED:
+                raise
+
+    async def _granted(self) -> ObjectHead | None:
+        """What HEAD has said, if anything."""
         try:
             head = await self._head()
             if head is None or (self._is_of_bytes and _needs_a_key(head)):
@@ -260,14 +329,12 @@ class _Read:
             _metrics.asked(self._slot.name, "failed")
             raise
         except OriginAnswered as answer:
-            context.services.rights.revoke(self._right("bytes"))
-            context.services.rights.revoke(self._right("metadata"))
+            self._context.services.rights.revoke(self._right("bytes"))
+            self._context.services.rights.revoke(self._right("metadata"))
             _metrics.asked(self._slot.name, "denied" if answer.status == 403 else "other")
             raise
         _metrics.asked(self._slot.name, "allowed")
-        self._remember(head, asked)
-        if head is not None and self._is_own and self._may_be_told():
-            context.told = Told(head, began)
+        return head
 
     @property
     def _kind(self) -> RightTo:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gateway.errors import S3Error
 from gateway.objects import ObjectKey
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
@@ -20,7 +21,7 @@ from gateway.operations.list_buckets import list_buckets
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
-from gateway.operations.origin_rights import judged
+from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
 from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object, head_object
@@ -249,14 +250,18 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """As `_by_buffer`, for a request other than a read that the origin is to judge: nothing is done here for it. What
-    is pending was acknowledged when its slot had another `authorization`."""
+    is pending was acknowledged when its slot had another `authorization`, or lies in the target's, of a copy."""
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
             "This upload was begun before the origin was to judge callers here (authorization): begin another.",
         )
+    if context.slot.write == "back":
+        goes_through(context, Reason.SOURCE)
     pending_keys = _pending_keys(context, buffer)
-    return _when_flushed(context, buffer, pending_keys) if pending_keys else None
+    if pending_keys or _is_write_past_the_buffer(context):
+        return _when_flushed(context, buffer, pending_keys)
+    return None
 
 
 def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
@@ -311,12 +316,19 @@ def _is_write_past_the_buffer(context: RequestContext) -> bool:
 
 
 async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    wait = FlushWait(context, buffer)
-    await wait.for_prefix(context.request.bucket or "", context.request.parameter("prefix") or "")
+    wait, bucket, prefix = FlushWait(context, buffer), context.request.bucket or "", context.request.parameter("prefix")
+    try:
+        if context.request.method in READ_METHODS and wait.is_needed(bucket, prefix or ""):
+            await judge_wait_for_all(context)
+        await wait.for_prefix(bucket, prefix or "")
+    except S3Error:
+        await judge_wait_for_all(context)  # its refusal counts before this
+        raise
     return await _past_the_buffer_in_turn(context, buffer, wait)
 
 
 async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Response:
+    await judge_wait(context, keys)
     wait = FlushWait(context, buffer)
     await wait.for_keys(keys)
     return await _past_the_buffer_in_turn(context, buffer, wait)

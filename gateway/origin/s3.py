@@ -483,6 +483,9 @@ _CODES = frozenset(
 )
 """They are about the key that a request is signed with."""
 
+_ENDED_CODES = frozenset({"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"})
+"""Of these: the key is not, or not any more, one that is known. Another may be."""
+
 _CODE = re.compile(rb"<Code>\s*+([A-Za-z]{1,64})\s*+</Code>")
 _DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -505,8 +508,10 @@ class OwnKeyOrigin:
     document: there only the status is told.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, on_refused: Callable[[OriginRequest], None] | None = None) -> None:
+        """`on_refused` is told of a request whose key the origin does not know, or not any more."""
         self._origin = origin
+        self._on_refused = on_refused
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`."""
@@ -522,6 +527,8 @@ class OwnKeyOrigin:
         if code is None:
             headers = {**response.headers, "content-length": str(len(document))}
             return _WholeResponse(response.status, headers, document)
+        if code in _ENDED_CODES and self._on_refused is not None:
+            self._on_refused(request)
         _log.error(
             "the origin refuses the gateway's own key", code, code=code, status=response.status, bucket=request.bucket
         )

@@ -144,6 +144,10 @@ class OriginCredentials(CredentialSource, Protocol):
     def known(self) -> tuple[KeyPair, ...]:
         """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
 
+    def renew(self) -> None:
+        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
+        one is looked for; the pair is used meanwhile."""
+
     @property
     def problem(self) -> str | None:
         """Why the pair is not renewed, where its source knows; it may be good still."""
@@ -173,6 +177,9 @@ class StaticCredentials:
 
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
+
+    def renew(self) -> None:
+        """There is no other."""
 
     async def aclose(self) -> None:
         return
@@ -221,6 +228,14 @@ class ChainCredentials:
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
 
+    def renew(self) -> None:
+        """Files are read again: what does not expire is read once."""
+        now = self._clock.monotonic()
+        if self._found is not None and self._lookup is None and now >= self._look_again_at:
+            self._look_again_at = now + _LOOKUP_AGAIN_SECONDS
+            self._lookup = asyncio.create_task(self._look_up())
+            self._lookup.add_done_callback(_failure_is_logged)
+
     async def aclose(self) -> None:
         for task in (self._first, self._lookup):
             if task is not None:
@@ -234,17 +249,17 @@ class ChainCredentials:
     async def _find(self) -> None:
         if self._lookup is None:
             if self._clock.monotonic() < self._look_again_at:
-                raise _none_found()
+                raise self._none_found()
             self._lookup = asyncio.create_task(self._look_up())
         await asyncio.shield(self._lookup)
         if self._found is None:
-            raise _none_found()
+            raise self._none_found()
 
     async def _look_up(self) -> None:
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS):
                 # A session remembers the files that it has read; a new one sees what has changed since.
-                self._found = await self._new_session(profile=self._profile).get_credentials()
+                self._found = await self._session().get_credentials() or self._found
         except self._errors as error:
             log.warning("origin_credentials_lookup_failed", error=type(error).__name__)
         finally:
@@ -253,16 +268,33 @@ class ChainCredentials:
                 self._look_again_at = self._clock.monotonic() + _LOOKUP_AGAIN_SECONDS
                 log.warning("origin_credentials_not_found")
 
+    def _session(self) -> Any:
+        """With a profile, of that alone: behind it the chain goes on to what the node may do, which is another key. A
+        profile that means the node's says so itself (`credential_source`), and is not looked up by these."""
+        session = self._new_session(profile=self._profile)
+        if self._profile is not None:
+            resolver = session.get_component("credential_provider")
+            for of_node in ("container-role", "iam-role"):
+                resolver.remove(of_node)
+        return session
+
+    def _none_found(self) -> CredentialsUnavailable:
+        if self._profile is not None:
+            return CredentialsUnavailable(f"no credentials for the origin: the profile {self._profile!r} has no key")
+        return CredentialsUnavailable(
+            "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
+        )
+
     def _remember(self, pair: KeyPair) -> KeyPair:
         if not self._known or self._known[0] != pair:
             self._known = (pair, *self._known[:1])
         return self._known[0]
 
 
-def _none_found() -> CredentialsUnavailable:
-    return CredentialsUnavailable(
-        "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
-    )
+def _failure_is_logged(lookup: asyncio.Task[None]) -> None:
+    """Nobody waits for it."""
+    if not lookup.cancelled() and lookup.exception() is not None:
+        log.warning("origin_credentials_lookup_failed", error=type(lookup.exception()).__name__)
 
 
 HOP_HEADER = "x-forebay-hop"

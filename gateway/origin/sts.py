@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import (
@@ -23,8 +24,9 @@ from aiobotocore.credentials import (
     AioAssumeRoleWithWebIdentityCredentialFetcher,
     AioCredentials,
 )
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.utils import FileWebIdentityTokenLoader
 
 from gateway.cancellation import turn
@@ -32,6 +34,10 @@ from gateway.clock import Clock
 from gateway.errors import CredentialsUnavailable
 from gateway.origin.signing import KeyPair, OriginCredentials
 from gateway.rate_limited_log import RateLimitedLog
+from gateway.s3.headers import parse_http_date
+
+ANSWER_BYTES_MAX = 256 * 1024
+"""Of STS and SSO: theirs have a few KiB."""
 
 STS_SECONDS_MAX = 10.0
 """What one question to STS may take, from its connection on."""
@@ -45,18 +51,54 @@ _ASKED_AGAIN_SHARE = (0.6, 0.8)
 _FAILED_AGAIN_SECONDS = (1.0, 15.0)
 """After a failure, and after many: how long until STS is asked again, at most; at least half of that."""
 
+_PAUSE_SECONDS_MIN = 1.0
+"""Between two questions, however short a time is left to a pair: some STS give the same one until it is over."""
+
+_REFUSED_AGAIN_SECONDS = 15.0
+"""A home that refuses the pair has STS asked at once, but for this long after the last question."""
+
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 
+class AnswerTooLong(HTTPClientError):  # type: ignore[misc]
+    """No answer of STS or SSO is."""
+
+    fmt = "the answer is longer than {limit_bytes} bytes"
+
+
+class _Bounded(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore's, of answers of ANSWER_BYTES_MAX: else they are read into memory as long as they come."""
+
+    async def send(self, request: Any) -> Any:
+        request.stream_output = True  # it would be read whole in there
+        response = await super().send(request)
+        body = bytearray()
+        try:
+            while piece := await response.raw.content.read(ANSWER_BYTES_MAX):
+                body += piece
+                if len(body) > ANSWER_BYTES_MAX:
+                    response.raw.close()
+                    raise AnswerTooLong(limit_bytes=ANSWER_BYTES_MAX)
+        except aiohttp.ClientError as error:
+            raise HTTPClientError(error=type(error).__name__) from None
+        response._content = bytes(body)
+        return response
+
+
 class AwsSession(AioSession):  # type: ignore[misc]
-    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are."""
+    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are. Their
+    answers are bounded."""
 
     def create_client(self, service_name: str, *arguments: Any, **options: Any) -> Any:
+        given = options.get("config")
+        config = (AioConfig() if given is None else AioConfig().merge(given)).merge(
+            AioConfig(http_session_cls=_Bounded)
+        )
         if os.environ.get("AWS_ENDPOINT_URL") and options.get("endpoint_url") is None:
             own = os.environ.get(f"AWS_ENDPOINT_URL_{service_name.upper().replace('-', '_')}")
-            given, straight = options.get("config"), AioConfig(ignore_configured_endpoint_urls=True)
-            options |= {"endpoint_url": own or None, "config": given.merge(straight) if given else straight}
-        return super().create_client(service_name, *arguments, **options)
+            options["endpoint_url"] = own or None
+            config = config.merge(AioConfig(ignore_configured_endpoint_urls=True))
+        return super().create_client(service_name, *arguments, **{**options, "config": config})
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +124,26 @@ class Role:
     duration_seconds: float | None = None
     token_file: Path | None = None
     endpoint_url: str | None = None
+
+
+class _Timed:
+    """A fetcher that notes what STS says of the time: its `Date`, in seconds; None: nothing."""
+
+    told_at: float | None = None
+
+    async def _get_credentials(self) -> Any:
+        response = await super()._get_credentials()  # type: ignore[misc]
+        date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        self.told_at = parse_http_date(date) if date else None
+        return response
+
+
+class _AssumedRole(_Timed, AioAssumeRoleCredentialFetcher):  # type: ignore[misc]
+    """By the key of somebody who may."""
+
+
+class _AssumedRoleWithWebIdentity(_Timed, AioAssumeRoleWithWebIdentityCredentialFetcher):  # type: ignore[misc]
+    """By a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +175,23 @@ class RoleCredentials:
         self._asked = asyncio.Event()
         """Set when the question that is under way is answered, or has failed; cleared when the next one begins."""
         self._keeping: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+        self._is_renewed = asyncio.Event()
 
     async def start(self) -> None:
         self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
 
+    def take_over(self, before: RoleCredentials) -> None:
+        """Go on with what was lent for the same role, under other settings, until STS lends the next."""
+        self._lent, self._known = before._lent, before._known
+
     async def current(self) -> KeyPair:
-        """As `CredentialSource.current`: where no pair is good, the question under way is waited for."""
+        """As `CredentialSource.current`: where no pair is good, the question under way is waited for, unless the one
+        before has failed."""
         if self._keeping is None:
             await self.start()
         lent = self._good()
-        if lent is None:
+        if lent is None and self._problem is None:
             with turn():
                 await self._asked.wait()
             lent = self._good()
@@ -132,6 +201,12 @@ class RoleCredentials:
 
     def known(self) -> tuple[KeyPair, ...]:
         return self._known
+
+    def renew(self) -> None:
+        """As `OriginCredentials.renew`: STS is asked at once, unless it was just now. The pair is used meanwhile:
+        one home may refuse what another takes."""
+        if self._clock.monotonic() - self._asked_at >= _REFUSED_AGAIN_SECONDS:
+            self._is_renewed.set()
 
     async def aclose(self) -> None:
         if self._keeping is not None:
@@ -160,6 +235,8 @@ class RoleCredentials:
         failures = 0
         while True:
             self._asked.clear()
+            self._asked_at = self._clock.monotonic()
+            self._is_renewed.clear()
             try:
                 lent_seconds = await self._ask_once()
             except _Failed as error:
@@ -177,9 +254,18 @@ class RoleCredentials:
                 )
             else:
                 failures, self._problem = 0, None
-                pause_seconds = lent_seconds * self._rng.uniform(*_ASKED_AGAIN_SHARE)
+                pause_seconds = max(_PAUSE_SECONDS_MIN, lent_seconds * self._rng.uniform(*_ASKED_AGAIN_SHARE))
             self._asked.set()
-            await self._clock.sleep(pause_seconds)
+            await self._pause(pause_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until these have passed, or a home refuses the pair."""
+        ends = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._is_renewed.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in ends:
+                one.cancel()
 
     async def _ask_once(self) -> float:
         """For how many seconds a pair was lent. _Failed."""
@@ -187,12 +273,17 @@ class RoleCredentials:
         try:
             async with asyncio.timeout(STS_SECONDS_MAX):
                 self._session = self._session or await asyncio.to_thread(_warm_session)
-                found = await (await self._fetcher()).fetch_credentials()
+                fetcher = await self._fetcher()
+                found = await fetcher.fetch_credentials()
             pair = KeyPair(found["access_key"], found["secret_key"], found["token"])
-            seconds = self._seconds_of(found)
+            seconds = self._seconds_of(found, fetcher.told_at)
+        except _Failed:
+            raise
         except TimeoutError:
             raise _Failed(f"STS does not answer within {STS_SECONDS_MAX:g} seconds") from None
         except ClientError as error:
+            if self._source is not None:
+                self._source.renew()  # it may be its key that is refused
             raise _Failed(_refusal(error)) from None
         except CredentialsUnavailable as error:
             raise _Failed(f"the key that assumes the role is missing: {error}") from None
@@ -206,11 +297,17 @@ class RoleCredentials:
         self._known = (pair, *self._known[:1])
         return seconds
 
-    def _seconds_of(self, found: Mapping[str, Any]) -> float:
-        """A wall clock that is wrong must not make a good pair bad: then what was asked for holds."""
-        asked_seconds = self._role.duration_seconds or LENT_SECONDS
-        left_seconds = datetime.fromisoformat(found["expiry_time"]).timestamp() - self._clock.now()
-        return left_seconds if 0 < left_seconds <= asked_seconds else asked_seconds
+    def _seconds_of(self, found: Mapping[str, Any], told_at: float | None) -> float:
+        """For how long a pair is good that was lent when STS said that it was `told_at`; _Failed where it is over.
+
+        STS goes by its own clock, so a wall clock that is wrong here makes no good pair bad, and no bad one good. Where
+        STS does not say, ours is all there is.
+        """
+        now = self._clock.now() if told_at is None else told_at
+        left_seconds = datetime.fromisoformat(found["expiry_time"]).timestamp() - now
+        if left_seconds <= 0:
+            raise _Failed("what STS has lent is over already")
+        return min(left_seconds, self._role.duration_seconds or LENT_SECONDS)
 
     async def _fetcher(self) -> Any:
         role = self._role
@@ -219,14 +316,14 @@ class RoleCredentials:
             asked["DurationSeconds"] = int(role.duration_seconds)
         if role.token_file is not None:
             loader = FileWebIdentityTokenLoader(str(role.token_file))
-            return AioAssumeRoleWithWebIdentityCredentialFetcher(self._client, loader, role.arn, extra_args=asked)
+            return _AssumedRoleWithWebIdentity(self._client, loader, role.arn, extra_args=asked)
         if self._source is None:
             raise ValueError("somebody's key has to assume the role")
         if role.external_id is not None:
             asked["ExternalId"] = role.external_id
         pair = await self._source.current()
         own = AioCredentials(pair.access_key_id, pair.secret_access_key, pair.session_token)
-        return AioAssumeRoleCredentialFetcher(self._client, own, role.arn, extra_args=asked)
+        return _AssumedRole(self._client, own, role.arn, extra_args=asked)
 
     def _client(self, service_name: str, config: AioConfig | None = None, **options: Any) -> Any:
         if self._session is None:

@@ -80,6 +80,63 @@ def test_a_profile_is_found_by_its_name(bare: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_profile_without_a_key_is_not_signed_for_with_the_nodes(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the node may do is another key, which nobody has named."""
+
+    async def scenario() -> None:
+        served: list[int] = []
+        server = await asyncio.start_server(
+            lambda reader, writer: _serve_rotating_credentials(reader, writer, served), "127.0.0.1", 0
+        )
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
+            (bare / "config").write_text("[profile lonely]\nregion = eu-west-1\n")
+            with pytest.raises(OriginUnreachable, match="the profile 'lonely' has no key"):
+                await ChainCredentials(ManualClock(), profile="lonely").current()
+            assert served == []
+            assert (await ChainCredentials(ManualClock()).current()).access_key_id.startswith("AK")
+
+    asyncio.run(scenario())
+
+
+def test_keys_in_files_that_are_rotated_are_read_again(bare: Path) -> None:
+    """Where a home refuses the pair, or settings change: every 15 seconds at most. A file that says nothing any more
+    takes no pair away."""
+
+    def write(name: str) -> None:
+        (bare / "credentials").write_text(f"[job]\naws_access_key_id = {name}\naws_secret_access_key = s\n")
+
+    async def scenario() -> None:
+        clock = JumpingClock()
+        credentials = ChainCredentials(clock, profile="job")
+
+        async def renewed() -> str:
+            for _ in range(5):
+                credentials.renew()
+            async with asyncio.timeout(20):
+                while credentials._lookup is not None:  # noqa: ASYNC110 - nobody else waits for it
+                    await asyncio.sleep(0.005)
+            return (await credentials.current()).access_key_id
+
+        write("AK1")
+        assert (await credentials.current()).access_key_id == "AK1"
+        write("AK2")
+        assert (await credentials.current()).access_key_id == "AK1"
+        assert await renewed() == "AK2"
+        assert [pair.access_key_id for pair in credentials.known()] == ["AK2", "AK1"]
+        write("AK3")
+        assert await renewed() == "AK2"
+        clock.jump(15)
+        assert await renewed() == "AK3"
+        (bare / "credentials").write_text("")
+        clock.jump(15)
+        assert await renewed() == "AK3"
+        await credentials.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None:
     """Start-up works; a request fails and says what to set; a pair that appears later is found after a pause."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from gateway.origin.client import OriginRequest
 from gateway.origin.s3 import OwnKeyOrigin, refusal_of_own_key
+from gateway.origin.signing import KeyPair
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer
@@ -46,6 +48,32 @@ def test_other_refusals_arrive_as_they_are(status: int, code: str) -> None:
     told, _, body = asked(GET, Answer(status, code))
     assert told == status
     assert f"<Code>{code}</Code>".encode() in body
+
+
+@pytest.mark.parametrize(
+    ("code", "signed_by", "is_told"),
+    [
+        ("ExpiredToken", None, True),
+        ("InvalidAccessKeyId", None, True),
+        ("InvalidToken", None, True),
+        ("SignatureDoesNotMatch", None, False),
+        ("AccessDenied", None, False),
+        ("InvalidAccessKeyId", KeyPair("CALLER", "secret"), False),
+    ],
+)
+def test_who_has_the_key_is_told_that_it_is_not_known(code: str, signed_by: KeyPair | None, *, is_told: bool) -> None:
+    """Not of what is about a request, nor of callers' own keys."""
+    refused: list[OriginRequest] = []
+    request = replace(GET, signed_by=signed_by)
+
+    async def run() -> None:
+        origin = MemoryOrigin(ManualClock())
+        origin.inject(lambda call: True, Answer(403, code))
+        async with await OwnKeyOrigin(origin, refused.append).send(request) as response:
+            await response.read(2**20)
+
+    asyncio.run(run())
+    assert refused == ([request] if is_told else [])
 
 
 def test_a_refusal_that_is_too_long_ends_where_it_says() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ def test_no_request_waits_while_a_pair_is_good() -> None:
         clock = Clock()
         async with told_sts(clock.now) as sts, lent(sts, clock) as credentials:
             first = await credentials.current()
+            await until(lambda: len(clock.slept) == 1)
             await clock.advance(3600 * 0.59)
             await asyncio.sleep(0.05)
             assert len(sts.asked) == 1
@@ -185,6 +186,7 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
                 await until(lambda: bool(logged))
                 assert await credentials.current() == first
                 assert credentials.problem == "STS refuses: AccessDenied (HTTP 403)"
+                await until(lambda: len(clock.slept) == 2)
                 await clock.advance(3600)
                 with pytest.raises(CredentialsUnavailable, match="STS refuses: AccessDenied") as caught:
                     await credentials.current()
@@ -193,11 +195,10 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
                 assert secret not in str(logged)
                 assert secret not in str(caught.value)
             assert not caught.value.may_be_done
+            await until(lambda: len(clock.slept) == 3)  # the question that was under way is answered
             sts.refusal = None
-            asked = len(sts.asked)
-            await clock.advance(15)
-            await until(lambda: len(sts.asked) > asked)
-            await until(lambda: credentials.known()[0] != first)
+            await asked_again(sts, clock)
+            await until(lambda: credentials.problem is None)
             assert (await credentials.current()) != first
             assert credentials.problem is None
 
@@ -239,6 +240,124 @@ def test_a_wrong_wall_clock_makes_no_pair_bad(hours: float) -> None:
             await clock.advance(3600 * 0.55)
             assert await credentials.current() == first
             assert 3600 * 0.6 <= clock.slept[0] <= 3600 * 0.8
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("tells_time", [True, False])
+@pytest.mark.parametrize("left_seconds", [0.0, -5.0, -7200.0])
+def test_a_pair_that_is_over_when_it_is_lent_is_none(left_seconds: float, *, tells_time: bool) -> None:
+    """STS is asked again within seconds, and what it lends then is used."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        async with told_sts(clock.now) as sts:
+            sts.lent_seconds, sts.tells_time = left_seconds, tells_time
+            async with lent(sts, clock) as credentials:
+                with pytest.raises(CredentialsUnavailable, match="over already"):
+                    await credentials.current()
+                for _ in range(5):
+                    await asked_again(sts, clock)
+                await until(lambda: len(clock.slept) == 6)
+                assert all(0.5 <= one <= 15 for one in clock.slept)
+                sts.lent_seconds = 3600.0
+                await asked_again(sts, clock)
+                await until(lambda: credentials.problem is None)
+                assert (await credentials.current()).access_key_id == "ASIA7"
+
+    asyncio.run(scenario())
+
+
+def test_an_sts_that_gives_a_pair_until_it_is_over_is_not_asked_more_and_more_often() -> None:
+    """As little as is left to it: a question a second at most, and none is taken for good when nothing is left."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        end = clock.now() + 8
+        async with told_sts(clock.now) as sts:
+            sts.lent_seconds = 8.0
+            async with lent(sts, clock) as credentials:
+                await credentials.current()
+                while clock.now() < end:
+                    await until(lambda: len(clock.slept) == len(sts.asked))
+                    sts.lent_seconds = end - clock.now() - clock.slept[-1]
+                    assert clock.slept[-1] >= 1
+                    await asked_again(sts, clock)
+                await until(lambda: credentials.problem is not None)
+                with pytest.raises(CredentialsUnavailable, match="over already"):
+                    await credentials.current()
+                assert len(sts.asked) <= 9
+
+    asyncio.run(scenario())
+
+
+def test_an_sts_that_has_failed_is_not_waited_for_again() -> None:
+    """The first question is waited for; then the answer is at once that there is no pair, until there is one."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        async with told_sts(clock.now) as sts:
+            sts.refusal = "AccessDenied"
+            async with lent(sts, clock) as credentials:
+                with pytest.raises(CredentialsUnavailable, match="AccessDenied"):
+                    await credentials.current()
+                sts.speaks.clear()
+                await asked_again(sts, clock)
+                async with asyncio.timeout(1):
+                    with pytest.raises(CredentialsUnavailable, match="AccessDenied"):
+                        await credentials.current()
+
+    asyncio.run(scenario())
+
+
+def test_a_home_that_refuses_the_pair_has_sts_asked_at_once() -> None:
+    """Long before the pair ends by what STS has said; every 15 seconds at most, however many refusals there are."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        async with told_sts(clock.now) as sts, lent(sts, clock) as credentials:
+            first = await credentials.current()
+            await until(lambda: len(clock.slept) == 1)
+            credentials.renew()
+            await clock.advance(14.9)
+            assert len(sts.asked) == 1
+            for number in range(2, 5):
+                await clock.advance(15)
+                for _ in range(100):
+                    credentials.renew()
+                await until(lambda number=number: credentials.known()[0].access_key_id == f"ASIA{number}")  # type: ignore[misc]
+                await until(lambda number=number: len(clock.slept) == number)  # type: ignore[misc]
+                credentials.renew()
+                await clock.advance(0)
+                assert len(sts.asked) == number
+            assert await credentials.current() != first
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_without_an_end_is_not_read_to_it() -> None:
+    """It takes no more memory than its bound, and is a failure as any other."""
+    sent = 0
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+                await writer.drain()
+                sent += 0x10000
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        async with server:
+            sts = ToldSts(endpoint_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with asyncio.timeout(module.STS_SECONDS_MAX / 2), lent(sts, Clock()) as credentials:
+                with pytest.raises(CredentialsUnavailable, match="AnswerTooLong"):
+                    await credentials.current()
+        assert sent < 64 * module.ANSWER_BYTES_MAX
 
     asyncio.run(scenario())
 

@@ -22,6 +22,7 @@ from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
 from gateway.errors import S3Error
 from gateway.metrics import AUTHORIZATIONS
 from gateway.objects import ObjectKey
+from gateway.operations.writeback import flush_wait
 from gateway.origin.client import OriginRequest
 from gateway.origin.signing import KeyPair
 from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
@@ -544,7 +545,7 @@ def test_7_16_what_is_pending_goes_to_the_origin_first(tmp_path: Path) -> None:
             if pending is None:
                 pytest.fail("nothing is pending")
             waiting = [
-                asyncio.create_task(both.ask("NOBODY", method, "/bucket/own/pending", headers))
+                asyncio.create_task(both.ask("WRITER", method, "/bucket/own/pending", headers))
                 for method, headers in (("GET", {}), ("HEAD", {}), ("DELETE", {}), ("GET", {"range": "bytes=0-1,3-4"}))
             ]
             await asyncio.sleep(0.05)
@@ -553,6 +554,177 @@ def test_7_16_what_is_pending_goes_to_the_origin_first(tmp_path: Path) -> None:
                 one.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
             assert buffer.pending(ObjectKey("bucket", "own/pending")) == pending
+
+    asyncio.run(scenario())
+
+
+DELETES = b"<Delete><Object><Key>%s</Key></Object><Object><Key>open/gone</Key></Object></Delete>"
+DOORS_TO_ONE: Sequence[tuple[str, str, str, Mapping[str, str]]] = [
+    ("GET", "/bucket/{}", "", {}),
+    ("HEAD", "/bucket/{}", "", {}),
+    ("GET", "/bucket/{}", "", {"range": "bytes=0-1,3-4"}),
+    ("GET", "/bucket/{}?tagging", "", {}),
+    ("GET", "/bucket/{}?versionId=null", "", {}),
+    ("PUT", "/bucket/{}", "", {}),
+    ("PUT", "/bucket/{}?tagging", "", {}),
+    ("DELETE", "/bucket/{}", "", {}),
+    ("PUT", "/bucket/{}", "", {"x-amz-copy-source": "/bucket/open/readme"}),
+    ("PUT", "/bucket/open/copy", "/bucket/{}", {}),
+    ("PUT", "/bucket/open/copy?partNumber=1&uploadId=u", "/bucket/{}", {}),
+    ("GET", "/bucket?prefix={}&versions", "", {}),
+]
+
+
+def _target(target: str, key: str) -> str:
+    return target.format(quote(key, safe="") if "prefix=" in target else key)
+
+
+@pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
+def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistency: str) -> None:
+    """7.5, 7.16 Neither by an answer nor by a wait: it is as of any other key, there or not. Who may waits."""
+
+    async def said(both: Tenants, key: str, who: str = "NOBODY") -> list[tuple[int, bytes]]:
+        answers = []
+        for method, target, source, more in DOORS_TO_ONE:
+            headers = {**more, "x-amz-copy-source": source.format(key)} if source else dict(more)
+            async with asyncio.timeout(2):
+                answer = await both.ask(who, method, _target(target, key), headers)
+            of_none = answer.body.partition(b"<RequestId>")[0].replace(key.encode(), b"KEY")
+            assert b"SignatureDoesNotMatch" not in of_none
+            answers.append((answer.status, of_none))
+        return answers
+
+    async def scenario() -> None:
+        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+        async with tenants(tmp_path, back, writeback=True) as both:
+            buffer = both.gateway.buffer
+            assert buffer is not None
+            await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
+            await both.ask("WRITER", "PUT", PATH, body=b"another")
+            await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
+            pending = [ObjectKey("bucket", key) for key in (KEY, "own/new")]
+            assert all(buffer.pending(key) is not None for key in pending)
+            both.gateway.origin.put("bucket", "own/flushed", SECRET)
+            both.gateway.app.services.slots.follow([slot(consistency)])
+            of_others = await said(both, "own/flushed")
+            assert {status for status, _ in of_others} == {403}
+            for key in ("own/none", *(one.key for one in pending)):
+                assert await said(both, key) == of_others
+            body = DELETES % KEY.encode()
+            async with asyncio.timeout(2):
+                answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(body), body)
+            assert b"<Code>AccessDenied</Code>" in answer.body
+            assert b"pending" not in answer.body
+            for method, target, source, more in DOORS_TO_ONE:
+                headers = {**more, "x-amz-copy-source": source.format(KEY)} if source else dict(more)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await both.ask("WRITER", method, _target(target, KEY), headers)
+            assert all(buffer.pending(key) is not None for key in pending)
+
+    asyncio.run(scenario())
+
+
+def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7.16 Operations on all of it that cannot wait any longer: 403, and for who may, 503."""
+    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+        async with tenants(tmp_path, back, writeback=True) as both:
+            await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
+            await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
+            both.gateway.app.services.slots.follow([slot()])
+            form = {"content-type": "multipart/form-data; boundary=x"}
+            for method, target, headers in (
+                ("GET", "/bucket?versions", {}),
+                ("DELETE", "/bucket", {}),
+                ("POST", "/bucket", form),
+                ("PUT", "/bucket/open/x?renameObject", {"x-amz-rename-source": "/bucket/own/report"}),
+            ):
+                for who, status in (("NOBODY", 403), ("WRITER", 503)):
+                    answer = await both.ask(who, method, target, headers)
+                    assert (answer.status, b"own/new" in answer.body) == (status, status == 503), (who, method, target)
+
+    asyncio.run(scenario())
+
+
+def test_7_13_a_deletion_with_a_judged_key_buries_nothing_here(tmp_path: Path) -> None:
+    """7.13 What is pending under its other keys goes to the origin, which then judges all of them."""
+
+    async def scenario() -> None:
+        back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
+        async with tenants(tmp_path, slot(), back, writeback=True) as both:
+            buffer, key = both.gateway.buffer, ObjectKey("bucket", "back/pending")
+            assert buffer is not None
+            for _ in range(2):
+                await both.ask("WRITER", "PUT", "/bucket/back/pending", body=SECRET)
+            pending = buffer.pending(key)
+            assert pending is not None
+            body = b"<Delete><Object><Key>own/report</Key></Object><Object><Key>back/pending</Key></Object></Delete>"
+            for who in ("NOBODY", "WRITER"):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await both.ask(who, "POST", "/bucket?delete", md5_of(body), body)
+                assert buffer.pending(key) == pending
+
+    asyncio.run(scenario())
+
+
+def test_7_13_a_copy_out_of_such_a_slot_goes_in_the_callers_name(tmp_path: Path) -> None:
+    """7.13 Wherever its target is, of whatever headers: tags are copied, too, and have a right of their own."""
+
+    async def scenario() -> None:
+        back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
+        async with tenants(tmp_path, slot(), back, writeback=True) as both:
+            origin = both.gateway.origin
+            assert origin.policies is not None
+
+            def without_tags(request: OriginRequest) -> S3Error | None:
+                is_of_tags = request.method == "PUT" and request.headers.get("x-amz-tagging-directive") != "REPLACE"
+                return s3_error("AccessDenied", "no s3:GetObjectTagging") if is_of_tags else None
+
+            for target in ("/bucket/open/copy", "/bucket/back/copy"):
+                origin.policies["READER"] = without_tags
+                answer = await both.ask("READER", "PUT", target, COPY)
+                assert (answer.status, b"no s3:GetObjectTagging" in answer.body) == (403, True)
+                answer = await both.ask("READER", "PUT", target, {**COPY, "x-amz-tagging-directive": "REPLACE"})
+                assert (answer.status, origin.calls[-1].signed_by) == (200, "READER")
+
+    asyncio.run(scenario())
+
+
+OF_SOURCE = {
+    "x-amz-request-payer": "x-amz-request-payer",
+    "x-amz-source-expected-bucket-owner": "x-amz-expected-bucket-owner",
+    "x-amz-copy-source-server-side-encryption-customer-key": "x-amz-server-side-encryption-customer-key",
+}
+
+
+@pytest.mark.parametrize("name", OF_SOURCE)
+@pytest.mark.parametrize("version", ["", "?versionId=null"])
+def test_7_13_what_a_copy_says_of_its_source_is_asked_with_it(tmp_path: Path, name: str, version: str) -> None:
+    """7.13 Who pays, whose bucket it must be, and the source's own key: what is granted with these is not without."""
+
+    async def scenario() -> None:
+        async with tenants(tmp_path, slot()) as both:
+            origin = both.gateway.origin
+            assert origin.policies is not None
+
+            def only_with(request: OriginRequest) -> S3Error | None:
+                of_read = request.method == "PUT" or request.headers.get(OF_SOURCE[name]) == "said"
+                return None if of_read else s3_error("AccessDenied", "it must be said")
+
+            origin.policies["READER"] = only_with
+            source = {"x-amz-copy-source": f"{quote(PATH)}{version}"}
+            for target in ("/bucket/open/copy", "/bucket/open/copy?partNumber=1&uploadId=u"):
+                for _ in range(2):
+                    answer = await both.ask("READER", "PUT", target, {**source, name: "said"})
+                    assert (answer.status, b"it must be said" in answer.body) in ((200, False), (404, False))
+                    answer = await both.ask("READER", "PUT", target, source)
+                    assert (answer.status, b"it must be said" in answer.body) == (403, True)
 
     asyncio.run(scenario())
 

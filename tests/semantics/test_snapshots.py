@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gateway.counting import SnapshotMetrics
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
+from gateway.objects import Homes
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support import listing_model as model
@@ -367,6 +368,23 @@ def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> No
         assert names(await ask(gateway, "GET", f"{LIST}&prefix=data/s")) == ["data/sub/3"]
 
     play(tmp_path, scenario, PART, made=False)
+
+
+def test_8_7_a_snapshot_of_the_bucket_at_another_home_freezes_nothing(tmp_path: Path) -> None:
+    """8.7 One ETag may stand for other bytes there, and other keys be there."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        for home, expected in (("http://elsewhere", 409), ("memory", 200)):
+            observer = SnapshotMetrics()
+            registry = SnapshotRegistry(
+                gateway.snapshots, [PART], ManualClock(), observer, Homes("m", {"bucket": home})
+            )
+            object.__setattr__(gateway.app.services, "snapshots", registry)
+            for method, target in (("GET", K), ("HEAD", K), ("GET", f"{LIST}&prefix=data/")):
+                assert (await ask(gateway, method, target)).status == expected, (home, method, target)
+        await registry.close()
+
+    play(tmp_path, scenario, PART)
 
 
 def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import formatdate
 from urllib.parse import parse_qs
 
 from botocore.credentials import Credentials
@@ -24,12 +25,14 @@ _ERROR = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{
 @dataclass
 class ToldSts:
     """Answers each question with a new pair, `ASIA1`, `ASIA2`, …; refuses with `refusal` while there is one; says
-    nothing while `speaks` is not set. `asked` are the forms that came, `authorizations` the headers that signed them.
+    nothing while `speaks` is not set. Its answers have a `Date`, by `now`, while `tells_time`. `asked` are the forms
+    that came, `authorizations` the headers that signed them.
     """
 
     now: Callable[[], float] = time.time
     lent_seconds: float = 3600.0
     refusal: str | None = None
+    tells_time: bool = True
     told: str = "no"
     asked: list[dict[str, str]] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
@@ -51,7 +54,8 @@ class ToldSts:
             key, secret, token = f"ASIA{number}", f"secret{number}", f"token{number}"
             status = "200 OK"
             body = _ANSWER.format(action=form["Action"], key=key, secret=secret, token=token, until=until)
-        told = f"HTTP/1.1 {status}\r\nContent-Type: text/xml\r\nContent-Length: {len(body)}\r\nConnection: close"
+        date = f"\r\nDate: {formatdate(self.now(), usegmt=True)}" if self.tells_time else ""
+        told = f"HTTP/1.1 {status}{date}\r\nContent-Type: text/xml\r\nContent-Length: {len(body)}\r\nConnection: close"
         writer.write(f"{told}\r\n\r\n{body}".encode())
         await writer.drain()
 

@@ -18,7 +18,7 @@ from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.objects import Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 
@@ -97,8 +97,15 @@ class SnapshotRegistry:
     """
 
     def __init__(
-        self, store: SnapshotStore | None, slots: Iterable[Slot], clock: Clock, observer: SnapshotMetrics
+        self,
+        store: SnapshotStore | None,
+        slots: Iterable[Slot],
+        clock: Clock,
+        observer: SnapshotMetrics,
+        homes: Homes | None = None,
     ) -> None:
+        """`homes`: where buckets are; a snapshot of one that was elsewhere is not used. None: nobody knows."""
+        self._homes = homes or Homes("")
         self._store = store
         self._clock = clock
         self._problems: dict[str, SnapshotError | StoreUnavailable] = {}
@@ -217,7 +224,7 @@ class SnapshotRegistry:
             snapshot.close()  # it is open already
             return
         try:
-            check_covers(snapshot.manifest, slot)
+            check_covers(snapshot.manifest, slot, self._homes)
         except SnapshotUnusable:
             snapshot.close()
             raise
@@ -244,8 +251,17 @@ def _let_go(opening: asyncio.Future[Snapshot]) -> None:
         opening.result().close()
 
 
-def check_covers(manifest: Manifest, slot: Slot) -> None:
-    """SnapshotUnusable when the snapshot is not of all that the slot covers."""
+def check_covers(manifest: Manifest, slot: Slot, homes: Homes) -> None:
+    """SnapshotUnusable when the snapshot is not of all that the slot covers, or was made of the bucket at another home.
+
+    Of what is imported nobody says here where it was made: who imports it says that it is of this bucket.
+    """
+    home = homes.of(slot.prefix.bucket or "")
+    if manifest.made_by and home and manifest.origin and manifest.origin != home:
+        raise SnapshotUnusable(
+            f"snapshot {slot.snapshot!r} is of {manifest.prefix} at {manifest.origin}, and the bucket is at {home} "
+            f"(slot {slot.name!r}). Make another; or export and import this one, if both are the same store"
+        )
     if not manifest.scope.covers(slot.prefix.bucket, slot.prefix.key_prefix):
         raise SnapshotUnusable(
             f"snapshot {slot.snapshot!r} is of {manifest.prefix}, which does not cover {slot.prefix} "

@@ -55,6 +55,12 @@ class FlushWait:
         for key, sequence in pending:
             await self.for_write(key, sequence)
 
+    def is_needed(self, bucket: str, prefix: str) -> bool:
+        """Whether anything is pending in a bucket under a prefix."""
+        start = prefix.encode()
+        stop = prefix_end(start) if start else END
+        return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
+
     async def for_prefix(self, bucket: str, prefix: str = "") -> None:
         """Of all that is pending in a bucket under a prefix."""
         newest = self._buffer.look(lambda tx: tx.newest())
