@@ -345,6 +345,7 @@ def test_7_14_a_listing_is_judged_by_its_own_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with tenants(tmp_path, slot("immutable")) as both:
             limited = "/bucket?list-type=2&prefix=own%2F&max-keys=2"
+            both.clock.stop()
             both.policies["READER"].limit_max = 2
             for _ in range(2):
                 assert (await both.ask("READER", target=limited)).status == 200
