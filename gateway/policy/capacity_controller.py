@@ -7,14 +7,16 @@ bears more, and so on at once; if not, a little less passes for as long (SETTLIN
 much less until the queue is gone (DRAINING), and learns meanwhile what arrives. More can never arrive than the link
 bears: what was found is raised to that at any time.
 
-A delay may be none of ours: other traffic, or an origin that has become slower. That shows after a drain, when next to
-nothing of ours is under way and answers are as late as before: then the delay is accepted, and nothing is taken back.
+A delay may be none of ours: other traffic, or an origin that has become slower. That shows after a drain that lets
+pass half of what arrives: if answers are as late as before, the delay is accepted, and what was taken back since the
+first of them is given back. It stays accepted for its time, though some answers are earlier: an origin that is slow may
+be so now and then. A request that has no answer yet shows that its answer is late, and never that it is not.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 TICK_SECONDS = 0.1
@@ -79,6 +81,15 @@ _STARVED_SECONDS = 0.8
 _ACCEPTED_SECONDS = 20.0
 """So long a delay that is not ours is accepted. Then it is looked at again."""
 
+_JUDGED_SECONDS = 2.0
+"""So long after a drain it is waited for answers that show whether the queue was ours, while requests wait for them."""
+
+_LOWER_SECONDS = 5.0
+"""What is accepted is no more than the latest that answers were in so long."""
+
+_PASSED_SECONDS = 3.0
+"""Before a queue was seen, what has passed in so long before the first late answer is what the link has borne."""
+
 _DOUBTED_FALLS = 2
 """After so many falls without a timely answer between, it is doubted that the queue is ours."""
 
@@ -96,6 +107,7 @@ class Seen:
     taken. `delay_seconds`: by how much even the timeliest of the last answers were later than without a queue; None:
     not known. `slack_seconds`: a delay up to this is nothing. `usual_seconds`: how long an answer takes without a
     queue. `is_slowed`: the origin has asked for less. `is_starved`: nearly all transfers wait for bytes to arrive.
+    `is_at_least`: the delay is that of requests which have no answer yet, so it may become longer.
     """
 
     now: float
@@ -106,6 +118,7 @@ class Seen:
     usual_seconds: float = 0.0
     is_slowed: bool = False
     is_starved: bool = False
+    is_at_least: bool = False
 
 
 class _Phase(Enum):
@@ -129,9 +142,16 @@ class CapacityController:
         self._until = now + _CRUISE_SECONDS
         self._gain = self._probe_seconds = 0.0
         self._accepted_seconds = self._accepted_until = 0.0
+        self._delays = deque[tuple[float, float]]()
+        """When a delay was accepted: those seen in the last _LOWER_SECONDS."""
+
         self._falls = 0
+        self._before_falls: float | None = None
+        """The capacity before the first fall since the last timely answer."""
+
         self._slowed_until = 0.0
         self._arrived_lately = deque([0.0], maxlen=2)
+        self._arrived_before = deque[float](maxlen=round(_PASSED_SECONDS / TICK_SECONDS))
         self._starved_since: float | None = None
         self._starved_bytes = 0.0
         self._before: float | None = None
@@ -139,6 +159,9 @@ class CapacityController:
 
         self._judged: tuple[float, float] | None = None
         """After a drain that was to show it: what the delay was before, and the capacity."""
+
+        self._drained_ticks = self._wanted_ticks = 0
+        """Of a drain, and those of them in which pieces waited here."""
 
         self._queue_seconds = self._best = 0.0
         self._passing = UNLIMITED_BYTES_PER_SECOND if capacity is None else CRUISE_SHARE * capacity
@@ -150,12 +173,15 @@ class CapacityController:
 
     def decide(self, seen: Seen) -> float:
         """The rate from now on, in bytes per second."""
+        seen = self._without_guesses(seen)
         if seen.is_slowed and seen.now >= self._slowed_until:
             self._slow_down(seen)
         elif self.capacity is None:
             if self._is_late(seen) and seen.arriving > 0:
-                self.capacity = max(seen.arriving, FIRST_BYTES_PER_SECOND)
-                self._drain(seen, self.capacity, is_doubted=False)
+                passed = max(seen.arriving, FIRST_BYTES_PER_SECOND, *self._arrived_before)
+                self.capacity = max(self._arriving(seen), FIRST_BYTES_PER_SECOND, _FALL_AT_MOST * passed)
+                self._before_falls = passed
+                self._drain(seen, self.capacity, is_doubted=True, before=passed)
             elif seen.is_starved and seen.delay_seconds is None:
                 self._starve(seen, UNLIMITED_BYTES_PER_SECOND)
             else:
@@ -173,24 +199,51 @@ class CapacityController:
             self._empty(seen, self.capacity)
         self._seen_at = seen.now
         self._arrived_lately.append(seen.arriving)
+        self._arrived_before.append(seen.arriving)
         return self.rate
 
     # Whether there is a queue
 
-    def _delay(self, seen: Seen) -> float | None:
-        if seen.now >= self._accepted_until:
+    def _accepted(self, now: float) -> float:
+        if now >= self._accepted_until:
             self._accepted_seconds = 0.0
-        return None if seen.delay_seconds is None else seen.delay_seconds - self._accepted_seconds
+        return self._accepted_seconds
+
+    def _without_guesses(self, seen: Seen) -> Seen:
+        """A request that has no answer, and is not late yet, says nothing of when it comes."""
+        if not seen.is_at_least or seen.delay_seconds is None:
+            return seen
+        is_late = seen.delay_seconds - self._accepted(seen.now) > seen.slack_seconds
+        return seen if is_late else replace(seen, delay_seconds=None, is_at_least=False)
+
+    def _delay(self, seen: Seen) -> float | None:
+        accepted = self._accepted(seen.now)
+        return None if seen.delay_seconds is None else seen.delay_seconds - accepted
 
     def _is_late(self, seen: Seen) -> bool:
         delay = self._delay(seen)
-        if delay is None:
+        if delay is None or seen.delay_seconds is None:
             return False
         if delay > seen.slack_seconds:
             return True
-        self._falls = 0
-        self._accepted_seconds = max(0.0, self._accepted_seconds + min(0.0, delay))
+        self._falls, self._before_falls = 0, None
+        if self._accepted_seconds:
+            self._lower_accepted(seen.now, seen.delay_seconds)
         return False
+
+    def _accept(self, seen: Seen, delay: float) -> None:
+        self._accepted_seconds, self._accepted_until = delay, seen.now + _ACCEPTED_SECONDS
+        self._delays.clear()
+        self._delays.append((seen.now, delay))
+
+    def _lower_accepted(self, now: float, delay: float) -> None:
+        """To the latest that was seen lately."""
+        while self._delays and self._delays[-1][1] <= delay:
+            self._delays.pop()
+        self._delays.append((now, delay))
+        while self._delays[0][0] <= now - _LOWER_SECONDS:
+            self._delays.popleft()
+        self._accepted_seconds = min(self._accepted_seconds, self._delays[0][1])
 
     # What to do
 
@@ -228,12 +281,18 @@ class CapacityController:
 
     def _is_excused(self, seen: Seen) -> bool:
         """Whether answers are as late as before, though next to nothing of ours was under way a moment ago: then the
-        delay is not ours, and is accepted."""
-        judged, self._judged = self._judged, None
-        if judged is None or seen.delay_seconds is None or seen.delay_seconds < _OURS * judged[0]:
+        delay is not ours, and is accepted. Or whether that is not to be known before there are answers."""
+        if self._judged is None or seen.delay_seconds is None:
             return False
-        self._accepted_seconds, self._accepted_until = seen.delay_seconds, seen.now + _ACCEPTED_SECONDS
-        self.capacity = judged[1]
+        delay, before = self._judged
+        if seen.delay_seconds < _OURS * delay and seen.is_at_least and seen.now < self.heard_since + _JUDGED_SECONDS:
+            return True
+        self._judged = None
+        if seen.delay_seconds < _OURS * delay:
+            return False
+        self._accept(seen, seen.delay_seconds)
+        self.capacity = before
+        self._falls, self._before_falls = 0, None
         self._begin_cruise(seen.now, self.capacity)
         return True
 
@@ -272,10 +331,11 @@ class CapacityController:
         if seen.arriving <= 0:  # the origin is away: that says nothing about the link
             return
         self._falls += 1
-        arriving = max(seen.arriving, *self._arrived_lately)
+        self._before_falls = max(self._before_falls or 0.0, capacity)
+        arriving = self._arriving(seen)
         fallen = max(min(arriving, _FALL_AT_LEAST * capacity), _FALL_AT_MOST * capacity, FLOOR_BYTES_PER_SECOND)
         is_doubted = fallen < 0.9 * capacity or self._falls > _DOUBTED_FALLS
-        self._drain(seen, fallen, is_doubted=is_doubted, before=capacity)
+        self._drain(seen, fallen, is_doubted=is_doubted, before=self._before_falls)
         self.capacity = fallen
 
     def _drain(self, seen: Seen, capacity: float, *, is_doubted: bool, before: float | None = None) -> None:
@@ -288,11 +348,20 @@ class CapacityController:
         self._until = seen.now + min(seconds, _DRAIN_SECONDS_MAX)
         self._before = before if is_doubted else None
         self._queue_seconds, self._best = (seen.delay_seconds or 0.0), 0.0
+        if is_doubted:  # half of what arrives now; between bursts, next to nothing does
+            capacity = min(max(seen.arriving, _FALL_AT_MOST * capacity), capacity)
         self._passing = share * capacity
+        self._drained_ticks = self._wanted_ticks = 0
+
+    def _arriving(self, seen: Seen) -> float:
+        """In the last moments: what comes in bursts is not taken for less."""
+        return max(seen.arriving, *self._arrived_lately)
 
     def _empty(self, seen: Seen, capacity: float) -> None:
         """Until the queue is gone."""
         passing, drained_seconds = self.rate, seen.now - self._since
+        self._drained_ticks += 1
+        self._wanted_ticks += seen.is_wanted
         is_queue = seen.arriving > _EMPTY * passing
         if drained_seconds >= 4 * TICK_SECONDS and is_queue:
             self._best = max(self._best, seen.arriving)
@@ -300,7 +369,10 @@ class CapacityController:
             return
         if is_queue and drained_seconds < _DRAIN_SECONDS_MAX and passing < 0.7 * capacity:
             return
-        self._judged = None if is_queue or self._before is None else (self._queue_seconds, self._before)
+        is_less = 2 * self._wanted_ticks >= self._drained_ticks  # than would pass without us
+        self._judged = None
+        if self._before is not None and is_less and not is_queue:
+            self._judged = self._queue_seconds, self._before
         if self._best and self._queue_seconds > _LONG_SECONDS:
             capacity = self._best
         self.capacity = capacity
@@ -316,3 +388,4 @@ class CapacityController:
         self.capacity = max(_SLOWED_SHARE * min(seen.arriving, self.capacity), FLOOR_BYTES_PER_SECOND)
         self._begin_cruise(now, self.capacity, _SLOWED_NO_PROBE_SECONDS)
         self._slowed_until = now + _SLOWED_SECONDS
+        self._before_falls = self._judged = None

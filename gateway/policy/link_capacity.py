@@ -266,8 +266,9 @@ class LinkCapacity:
         total = sum(_count_at(seen, end) - _count_at(seen, begin) for seen in turning)
         return total / ARRIVING_SECONDS
 
-    def delay_seconds(self, now: float, since: float, *, is_idle: bool) -> float | None:
-        """By how much even the timeliest of the last answers was late; None: there were too few since `since`.
+    def delay_seconds(self, now: float, since: float, *, is_idle: bool) -> tuple[float, bool] | None:
+        """By how much even the timeliest of the last answers was late, and whether that is of a request which has none
+        yet, so that it may become more; None: there were too few since `since`.
 
         `is_idle`: less arrives than may, though nothing waits here. Then one very late answer will do.
         """
@@ -282,12 +283,13 @@ class LinkCapacity:
             if found >= _ANSWERS_MIN and at < now - _STANDING_SECONDS:
                 break
             late, found = min(late, by), found + count
+        answered = late
         if found < _ANSWERS_MIN:  # what has no answer yet is at least so late
             for count, by in zip(self._fresh_whole(_WAITING, now), self._fresh(_WAITING_LATE, now), strict=True):
                 if count:
                     late, found = min(late, by), found + count
         if found >= _ANSWERS_MIN or (found == 2 and late > 2 * slack) or (found == 1 and is_idle and late > 3 * slack):
-            return late
+            return late, late < answered
         return None
 
     def _sending_delay(self, arriving: float) -> float | None:
@@ -317,10 +319,12 @@ class LinkCapacity:
         is_wanted = self._shares.is_contended(now)
         is_idle = not is_wanted and arriving < _IDLE_SHARE * controller.rate
         late = self.delay_seconds(now, controller.heard_since, is_idle=is_idle)
+        delay, is_at_least = (None, False) if late is None else late
         sending = self._sending_delay(arriving)
-        delay = late
         if sending is not None and sending > SENDING_SECONDS:
-            delay = max(sending - SENDING_SECONDS, late or 0.0)
+            sending -= SENDING_SECONDS
+            if delay is None or sending > delay:
+                delay, is_at_least = sending, False
         usual = max((self._base(kind, now) for kind in self._answers), default=0.0)
         rate = controller.decide(
             Seen(
@@ -332,6 +336,7 @@ class LinkCapacity:
                 usual,
                 slowed > self._slowed_before,
                 self._is_starved(now),
+                is_at_least,
             )
         )
         self._slowed_before = slowed

@@ -23,6 +23,7 @@ SEEN = st.tuples(
     st.one_of(st.none(), st.floats(min_value=0.0, max_value=10.0)),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -33,13 +34,13 @@ def quiet(now: float, arriving: float = CAPACITY * CRUISE_SHARE) -> Seen:
 
 @given(st.one_of(st.none(), st.floats(min_value=1.0, max_value=1e10)), st.lists(SEEN, max_size=100))
 def test_the_rate_is_never_below_the_floor_and_never_beyond_all_links(
-    capacity: float | None, seen: list[tuple[float, bool, float | None, bool, bool]]
+    capacity: float | None, seen: list[tuple[float, bool, float | None, bool, bool, bool]]
 ) -> None:
     """Whatever is seen."""
     controller, now = CapacityController(capacity, 0.0), 0.0
-    for arriving, is_wanted, delay, is_slowed, is_starved in seen:
+    for arriving, is_wanted, delay, *others in seen:
         now += TICK_SECONDS
-        rate = controller.decide(Seen(now, arriving, is_wanted, delay, 0.04, 0.03, is_slowed, is_starved))
+        rate = controller.decide(Seen(now, arriving, is_wanted, delay, 0.04, 0.03, *others))
         assert FLOOR_BYTES_PER_SECOND <= rate <= UNLIMITED_BYTES_PER_SECOND
 
 
@@ -119,3 +120,66 @@ def test_a_delay_that_is_not_ours_takes_nothing_back_for_long() -> None:
         arriving = min(rates[-2], CAPACITY)
         rates.append(controller.decide(replace(quiet(tick * TICK_SECONDS, arriving), delay_seconds=0.1)))
     assert sum(rates) / len(rates) >= 0.85 * CAPACITY
+
+
+SLOWER_SECONDS = 0.2
+
+
+def accepted() -> tuple[CapacityController, float]:
+    """One that has accepted a delay of SLOWER_SECONDS, and when."""
+    controller, now, rates = CapacityController(CAPACITY, 0.0), 0.0, [CAPACITY] * 4
+    while now < 3.0:
+        now += TICK_SECONDS
+        rates.append(controller.decide(replace(quiet(now, min(rates[-2], CAPACITY)), delay_seconds=SLOWER_SECONDS)))
+    assert controller.capacity == CAPACITY
+    return controller, now
+
+
+def test_a_request_without_an_answer_is_no_timely_one() -> None:
+    """It is late by so much at least: what was accepted stays accepted, however short it has waited."""
+    controller, now = accepted()
+    for tick in range(100):
+        now += TICK_SECONDS
+        waits = tick % 2 == 0
+        controller.decide(
+            replace(quiet(now), delay_seconds=0.02 * (tick % 8) if waits else SLOWER_SECONDS, is_at_least=waits)
+        )
+        assert controller.capacity == CAPACITY
+
+
+def test_a_timely_answer_now_and_then_does_not_end_what_is_accepted() -> None:
+    """Only when all were earlier for a while, a later one counts again."""
+    controller, now = accepted()
+    for tick in range(100):
+        now += TICK_SECONDS
+        delay = 0.0 if 0 < tick % 40 <= 30 else SLOWER_SECONDS
+        controller.decide(replace(quiet(now), delay_seconds=delay))
+        assert controller.capacity == CAPACITY
+    for _ in range(60):
+        now += TICK_SECONDS
+        controller.decide(quiet(now))
+    controller.decide(replace(quiet(now + TICK_SECONDS), delay_seconds=SLOWER_SECONDS))
+    assert controller.rate < 0.9 * CAPACITY
+
+
+def test_what_was_taken_back_is_given_back_when_the_delay_is_not_ours() -> None:
+    """Less arrives, whatever may pass, and answers are late by as much: what was found before the first stays."""
+    for capacity in (CAPACITY, CAPACITY / 2):
+        controller, slower = CapacityController(capacity, 0.0), CAPACITY / 20
+        for tick in range(40):
+            arriving = min(controller.rate, slower)
+            seen = replace(quiet(tick * TICK_SECONDS, arriving), is_wanted=controller.rate < slower)
+            controller.decide(replace(seen, delay_seconds=SLOWER_SECONDS))
+        assert controller.capacity == capacity
+
+
+def test_a_drain_that_drained_nothing_proves_nothing() -> None:
+    """The link bears less than half of what arrived: while it was thought to be drained, nothing waited here, so the
+    queue stood. What was found does not rise again for that."""
+    controller = CapacityController(CAPACITY, 0.0)
+    for tick in range(40):
+        arriving = max(CAPACITY * (1 - tick / 5), CAPACITY / 20)
+        seen = replace(quiet(tick * TICK_SECONDS, arriving), is_wanted=False, delay_seconds=SLOWER_SECONDS)
+        controller.decide(seen)
+    assert controller.capacity is not None
+    assert controller.capacity < CAPACITY / 2

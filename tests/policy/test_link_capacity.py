@@ -23,6 +23,8 @@ DELAY_SECONDS_MAX = 0.2
 SETTLING_SECONDS = 5.0
 MEASURED_SECONDS = 6.0
 FAST, SLOW = 40e6, 10e6
+UNQUEUED = 2e9
+SLOWER_SECONDS = 45.0
 
 
 P = ParamSpec("P")
@@ -111,6 +113,67 @@ async def test_an_origin_that_becomes_slower_costs_nothing_that_lasts() -> None:
         await link.pass_time(2 * SETTLING_SECONDS)
         rate, _ = await link.pass_time(2 * SETTLING_SECONDS)
         assert rate >= 0.8 * FAST
+
+
+async def passes_beside_a_slower_origin(
+    think_seconds: float, readers: int, block: int, alternating_seconds: float, *, is_found: bool
+) -> list[float]:
+    """The bytes per second in each five seconds after the origin has begun to think longer, by a link that is never
+    full. `alternating_seconds`: then it thinks as before for so long, and so on; 0: it does not."""
+    before, slower = FarOrigin(jitter_seconds=0.002), FarOrigin(think_seconds, jitter_seconds=0.002)
+    link = FoundLinkSimulation(UNQUEUED, origin=before, is_found=is_found)
+    try:
+        for number in range(readers):
+            link.read(number % len(link.processes), block)
+        await link.pass_time(SETTLING_SECONDS)
+        rates = []
+        for second in range(round(SLOWER_SECONDS)):
+            turns = second // alternating_seconds if alternating_seconds else 0
+            link.origin = before if turns % 2 else slower
+            rates.append((await link.pass_time(1))[0])
+        return rates
+    finally:
+        await link.end()
+
+
+@pytest.mark.parametrize(
+    ("think_seconds", "readers", "block", "alternating_seconds"),
+    [
+        (0.075, 8, 300_000, 0),
+        (0.25, 8, 300_000, 0),
+        (0.25, 1, 300_000, 0),
+        (0.25, 2, 3_000_000, 0),
+        (0.25, 8, 300_000, 3),
+        (0.075, 4, 300_000, 5),
+    ],
+)
+@in_event_loop
+async def test_an_origin_that_becomes_slower_is_not_throttled(
+    think_seconds: float, readers: int, block: int, alternating_seconds: float
+) -> None:
+    """Clause 10.9: by three and ten times, for good or by turns, for many readers and few: from five seconds on at
+    least 85 % pass of what passes without a limit, in every ten seconds."""
+    found, unlimited = [
+        await passes_beside_a_slower_origin(think_seconds, readers, block, alternating_seconds, is_found=one)
+        for one in (True, False)
+    ]
+    for begin_second in range(round(SETTLING_SECONDS), len(found) - 9):
+        of = slice(begin_second, begin_second + 10)
+        assert sum(found[of]) >= 0.85 * sum(unlimited[of])
+
+
+@pytest.mark.slow
+@in_event_loop
+async def test_a_queue_is_found_behind_an_origin_that_has_become_slower() -> None:
+    """What was accepted hides no queue that is longer: the link falls by four times, and is used and has no long queue
+    from ten seconds on."""
+    async with simulated() as link:
+        begin(link, "read")
+        await link.pass_time(SETTLING_SECONDS)
+        link.origin = FarOrigin(think_seconds=0.12)
+        await link.pass_time(2 * SETTLING_SECONDS)
+        link.link.capacity = SLOW
+        await keeps_its_promise(link, 2 * SETTLING_SECONDS)
 
 
 @in_event_loop

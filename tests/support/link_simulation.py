@@ -298,9 +298,18 @@ class _Body:
 
 
 class FoundLinkSimulation:
-    """A link whose capacity the processes find out. To be made and used in an event loop."""
+    """A link whose capacity the processes find out, or with `is_found` false do not: then nothing is held back. To be
+    made and used in an event loop."""
 
-    def __init__(self, capacity: float, processes: int = 2, origin: FarOrigin | None = None, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        capacity: float,
+        processes: int = 2,
+        origin: FarOrigin | None = None,
+        *,
+        seed: int = 1,
+        is_found: bool = True,
+    ) -> None:
         self.clock = ManualClock()
         self.origin = origin or FarOrigin()
         self.link = QueuedLink(self.clock, capacity)
@@ -315,8 +324,9 @@ class FoundLinkSimulation:
                 self.processes.append(_SimulatedProcess(clock, Bandwidth(ceilings, clock, cells, shares)))
         finally:
             os.close(descriptor)
-        for one in self.processes:
-            one.begin(one.find_capacity())
+        if is_found:
+            for one in self.processes:
+                one.begin(one.find_capacity())
 
     def _think_seconds(self) -> float:
         origin = self.origin
