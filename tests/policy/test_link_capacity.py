@@ -139,12 +139,12 @@ async def passes_beside_a_slower_origin(
 @pytest.mark.parametrize(
     ("think_seconds", "readers", "block", "alternating_seconds"),
     [
-        (0.075, 8, 300_000, 0),
+        pytest.param(0.075, 8, 300_000, 0, marks=pytest.mark.slow),
         (0.25, 8, 300_000, 0),
-        (0.25, 1, 300_000, 0),
-        (0.25, 2, 3_000_000, 0),
-        (0.25, 8, 300_000, 3),
-        (0.075, 4, 300_000, 5),
+        pytest.param(0.25, 1, 300_000, 0, marks=pytest.mark.slow),
+        pytest.param(0.25, 2, 3_000_000, 0, marks=pytest.mark.slow),
+        pytest.param(0.25, 8, 300_000, 3, marks=pytest.mark.slow),
+        pytest.param(0.075, 4, 300_000, 5, marks=pytest.mark.slow),
     ],
 )
 @in_event_loop
