@@ -136,7 +136,7 @@ def test_all_tries_of_a_request_wait_for_one_time() -> None:
         gate.is_closed = True
         strict.model.faults.append(Fault(on(key="a"), Answer(503, "SlowDown"), times=2))
         assert await status(origin, OriginRequest("GET", "bucket", "a")) == 200
-        assert gate.waited_before == [0.0, 1.0, 2.0]
+        assert gate.waited_before == pytest.approx([0.0, 1.0, 2.0])
 
     with StrictOrigin() as strict:
         strict.model.put("bucket", "a", b"data")

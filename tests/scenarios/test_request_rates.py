@@ -198,6 +198,7 @@ def test_10_10_a_worker_that_is_stopped_or_killed_leaves_its_part_to_the_others(
     assert refused <= 0.05 * 5.0 * LIMIT
 
 
+@pytest.mark.slow
 def test_10_10_who_waits_for_too_long_is_answered_slow_down() -> None:
     """10.10 After `connection_wait`, with Retry-After; nothing was asked of the origin for it then."""
     with limited_origin(RequestLimits(1.0, 1.0)) as origin, gateway_of(origin, connection_wait="1s") as gateway:
