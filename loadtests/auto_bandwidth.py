@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from loadtests.harness.command import Options, progress
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import Gateway, gateway
 from loadtests.harness.intervals import mean_of
+from loadtests.harness.link import working
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 from loadtests.harness.saver import Part, Saver
 from loadtests.harness.shaped_link import Direction, FarLoadOrigin, FarSinkOrigin, ShapedLink
@@ -51,30 +52,6 @@ class Stage:
         return sorted(self.delays)[min(len(self.delays) - 1, int(part * len(self.delays)))]
 
 
-@contextmanager
-def _working(workers: list[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """All of them, until the context ends."""
-    ended, failures = threading.Event(), list[BaseException]()
-
-    def work(one: Callable[[threading.Event], None]) -> None:
-        try:
-            one(ended)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(one,)) for one in workers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-
-
 def _reader(of: Gateway, family: Family, numbers: Iterator[int]) -> Callable[[threading.Event], None]:
     def read(ended: threading.Event) -> None:
         while not ended.is_set():
@@ -96,7 +73,7 @@ def _writer(of: Gateway, number: int, part: Part) -> Callable[[threading.Event],
 
 def _stages(link: ShapedLink, direction: Direction, workers: list[Callable[[threading.Event], None]]) -> list[Stage]:
     link.limit(_CAPACITIES[0])
-    with _working(workers):
+    with working(workers):
         found = []
         for capacity in _CAPACITIES:
             progress(f"{direction}: {capacity / 1e6:g} MB/s")

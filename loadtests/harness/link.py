@@ -165,6 +165,30 @@ def between(samples: Sequence[Sample], begin: float, end: float) -> list[Sample]
     return [one for one in samples if begin <= one.at <= end]
 
 
+@contextmanager
+def working(workers: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
+    """All of them, each in a thread, until the context ends: the event tells them. Raises what the first has raised."""
+    ended, failures = threading.Event(), list[BaseException]()
+
+    def work(one: Callable[[threading.Event], None]) -> None:
+        try:
+            one(ended)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
 class Readers:
     """So many readers of a family of objects, each of which reads what nobody has read; they may pause and go on."""
 
@@ -177,29 +201,16 @@ class Readers:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """As long as the context lasts, and until the objects that they have begun are read."""
-        ended, failures = threading.Event(), list[BaseException]()
 
-        def read() -> None:
-            try:
-                while not ended.is_set():
-                    number = next(self._numbers, None)
-                    if number is None:
-                        raise RuntimeError(f"all objects of {self._family} have been read")
-                    stream_seconds(self._of.address, load_object(self._family.path(number), self._family.size_bytes))
-            except BaseException as error:
-                failures.append(error)
+        def read(ended: threading.Event) -> None:
+            while not ended.is_set():
+                number = next(self._numbers, None)
+                if number is None:
+                    raise RuntimeError(f"all objects of {self._family} have been read")
+                stream_seconds(self._of.address, load_object(self._family.path(number), self._family.size_bytes))
 
-        threads = [threading.Thread(target=read) for _ in range(self._count)]
-        for thread in threads:
-            thread.start()
-        try:
+        with working([read] * self._count):
             yield
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
 
 
 @contextmanager
