@@ -113,6 +113,7 @@ class _Bench:
         work = warm.Workload(self.warm, _WARM_BYTES, _CONNECTIONS, 0)
         for _ in range(2):  # the second time compares the checksums
             warm.fill(self.ours, work)
+        self.read_warm()  # each worker prepares its answers
 
     @contextmanager
     def bursting(self, address: tuple[str, int], cpu_of_upload: float | None = None) -> Iterator[Bursts]:

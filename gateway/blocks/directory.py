@@ -17,9 +17,7 @@ of the disk means.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import os
 import secrets
 import time
 from collections import Counter
@@ -43,6 +41,7 @@ from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, Worke
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.file_lease import close_opened, with_lease
+from gateway.thread_priority import only_idle_disk
 
 _SECONDS_OF_A_DAY = 86_400
 
@@ -415,10 +414,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
-_IOPRIO_WHO_PROCESS = 1
-_IOPRIO_CLASS_IDLE = 3
-
 _LOOK_SECONDS = 0.5
 """Who waits for the index looks so often whether another process keeps it from being written."""
 
@@ -438,7 +433,7 @@ class DiskThreads:
         self.on_error: Callable[[BlockError], None] = _nobody
         self.stalled: Callable[[], bool] = lambda: False
         self._index = ThreadPoolExecutor(1, thread_name_prefix="block-index")
-        self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=_give_way)
+        self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=only_idle_disk)
         self._disk = ThreadPoolExecutor(disk_threads, thread_name_prefix="block-disk")
 
     async def index(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -544,8 +539,3 @@ def _kept_from_writing() -> StoreUnavailable:
 
 def _nobody(_error: BlockError) -> None:
     """Where nobody wants to know."""
-
-
-def _give_way() -> None:
-    """Put this thread into the idle class (ioprio_set(2)): I/O schedulers that know it let everybody else go first."""
-    ctypes.CDLL(None, use_errno=True).syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gateway.cancellation import to_its_end
 from gateway.file_lease import FileLease, SharedFile, close_opened, with_lease
+from gateway.thread_priority import prefer_event_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,7 +19,7 @@ class BufferThreads:
     """A bounded number of threads of one process."""
 
     def __init__(self, count: int) -> None:
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="writeback")
+        self._threads = ThreadPoolExecutor(count, "writeback", prefer_event_loop)
 
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run it to its end, even when the caller is cancelled once it has begun."""

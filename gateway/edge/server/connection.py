@@ -440,6 +440,10 @@ class S3Protocol(S3Connection):
         self._deadline = None
         self._start_cycle(parsed, head)
 
+    def _count_read(self) -> None:
+        if self._receive_threads is not None:
+            self._receive_threads.reads.begun += 1
+
     def _forget_head(self) -> None:
         if self._held_bytes:
             self._incomplete = None
@@ -465,6 +469,7 @@ class S3Protocol(S3Connection):
         if answer is None:
             return False
         self._forget_head()
+        self._count_read()
         if isinstance(answer, Question):
             cycle = self._prepared_cycle("GET")
             self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
@@ -560,6 +565,8 @@ class S3Protocol(S3Connection):
         keep_alive = head.keep_alive and not self.shared.draining
         self.cycle = cycle = RequestCycle(scope, self, body, keep_alive, head.expects_continue)
         if body.complete:
+            if head.method in ("GET", "HEAD"):
+                self._count_read()
             if self._prepared_heads is not None and self._prepared_heads.may_learn:
                 scope[LEARN] = partial(self._prepared_heads.learn, raw, keep_alive=keep_alive)
             application = self.app(scope, cycle.receive, cycle.send)
@@ -580,11 +587,17 @@ class S3Protocol(S3Connection):
             scope[RECEIVE_INTO] = receiving.receive_into
         if head.expects_continue:
             scope[CONTINUE] = cycle.send_continue
-        self._start_task(cycle, self.app(scope, cycle.receive, cycle.send))
+        self._start_task(cycle, self._begin_upload(cycle, scope))
         self._input = _BODY
         arrived, self._received = bytes(self._received), b""
         if arrived:
             self._feed_body(arrived)
+
+    async def _begin_upload(self, cycle: RequestCycle, scope: dict[str, Any]) -> None:
+        """When its turn comes."""
+        if self._receive_threads is not None:
+            await self._receive_threads.begin.turn()
+        await self.app(scope, cycle.receive, cycle.send)
 
     def _start_task(self, cycle: RequestCycle, application: Awaitable[None]) -> None:
         cycle.task = task = self.loop.create_task(cycle.run(application))

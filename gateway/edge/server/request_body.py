@@ -18,6 +18,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.md5_lanes.streams import LANES
 from gateway.operations.context import Sink
+from gateway.thread_priority import prefer_event_loop
 
 if TYPE_CHECKING:
     from gateway.edge.server.cycle import RequestCycle
@@ -250,12 +252,80 @@ def default_threads() -> int:
     return min(16, max(LANES, 2 * len(os.sched_getaffinity(0))))
 
 
-class ReceiveThreads:
-    """A bounded number of threads, first come, first served; each has one buffer for as long as it lives."""
+THREADS_BESIDE_READS = 3
+"""How many receive where reads are answered meanwhile: each more takes the interpreter, and the processor, from those
+(docs/decisions/0038-reads-beside-uploads.md)."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._pool = ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="receive")
+_READS_PER_SECOND = 50.0
+_READS_WINDOW_SECONDS = 0.1
+
+
+class ReadRate:
+    """Whether many GET and HEAD requests come. `begun` is counted up by whoever begins to answer one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counted, self._since_seconds = 0, clock()
+        self._is_high = False
+        self.begun = 0
+
+    def is_high(self) -> bool:
+        """At least 50 a second, over the last tenth of a second that was looked at, or longer where nobody looked."""
+        elapsed_seconds = self._clock() - self._since_seconds
+        if elapsed_seconds >= _READS_WINDOW_SECONDS:
+            self._is_high = self.begun - self._counted >= _READS_PER_SECOND * elapsed_seconds
+            self._counted, self._since_seconds = self.begun, self._since_seconds + elapsed_seconds
+        return self._is_high
+
+
+class LoopTurns:
+    """Uploads begin one by one, one in each turn of the event loop, so that what else is ready goes on between them.
+
+    The first step of an upload (signature, rights, where it goes) costs as much as two answers. Hundreds begin at the
+    same moment where a checkpoint is saved.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_due = False
+
+    async def turn(self) -> None:
+        """First come, first served."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled: its client has left
+                turn.set_result(None)
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+class ReceiveThreads:
+    """A bounded number of threads, first come, first served; each has one buffer for as long as it lives.
+
+    They yield to the event loop: the scheduler prefers it, and `THREADS_BESIDE_READS` are at work while reads come.
+    """
+
+    def __init__(self, threads: int | None = None, reads: ReadRate | None = None) -> None:
+        self._threads = threads or default_threads()
+        self._pool = ThreadPoolExecutor(self._threads, "receive", prefer_event_loop)
         self._own = threading.local()
+        self._at_work = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.reads = reads or ReadRate()
+        self.begin = LoopTurns()
+        """For the first step of an upload."""
+
         self.asked = 0
         """How many have a thread or wait for one."""
 
@@ -273,9 +343,41 @@ class ReceiveThreads:
         """
         self.asked += 1
         try:
-            return await to_its_end(self._pool.submit(work, *arguments, **keywords), stop)
+            await self._turn()
+            try:
+                return await to_its_end(self._pool.submit(work, *arguments, **keywords), stop)
+            finally:
+                self._release()
         finally:
             self.asked -= 1
+
+    def _limit(self) -> int:
+        return min(self._threads, THREADS_BESIDE_READS) if self.reads.is_high() else self._threads
+
+    async def _turn(self) -> None:
+        """Until a thread may be taken; it is taken then."""
+        if not self._waiting and self._at_work < self._limit():
+            self._at_work += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting.remove(turn)
+            else:
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        self._at_work -= 1
+        limit = self._limit()
+        while self._waiting and self._at_work < limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._at_work += 1
+                turn.set_result(None)
 
     def shut_down(self) -> None:
         """Let the threads go once they are idle."""
