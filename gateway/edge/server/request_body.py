@@ -364,10 +364,10 @@ class ReceiveThreads:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove(turn)
-            else:
+            if not turn.cancelled():
                 self._release()
+            elif turn in self._waiting:  # whoever released a thread in the meantime has taken it out
+                self._waiting.remove(turn)
             raise
 
     def _release(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.request_body import BUFFER_BYTES, ReceiveThreads
+from gateway.edge.server.request_body import BUFFER_BYTES, ReadRate, ReceiveThreads
 from tests.support.serving import until
 
 
@@ -98,3 +98,38 @@ def test_a_cancelled_caller_without_a_thread_leaves_the_queue(threads: ReceiveTh
         assert not ran.is_set()
 
     asyncio.run(scenario())
+
+
+class LeavesNow(ReadRate):
+    """Is asked whenever a thread falls free: `leaving` is cancelled in that very moment."""
+
+    leaving: asyncio.Task[object] | None = None
+
+    def is_high(self) -> bool:
+        if self.leaving is not None:
+            self.leaving.cancel()
+        return False
+
+
+def test_a_caller_that_is_cancelled_as_a_thread_falls_free_hears_of_nothing_else() -> None:
+    """And the next in the queue has the thread."""
+    gate, ran, reads = threading.Event(), threading.Event(), LeavesNow()
+    threads = ReceiveThreads(1, reads)
+
+    async def scenario() -> None:
+        busy = asyncio.create_task(threads.run(nothing, gate.wait, 20))
+        await until(lambda: threads.asked == 1)
+        leaving = asyncio.create_task(threads.run(nothing, ran.set))
+        following = asyncio.create_task(threads.run(nothing, int))
+        await until(lambda: threads.asked == 3)
+        reads.leaving = leaving
+        gate.set()
+        assert await following == 0
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await busy
+        assert threads.asked == 0
+        assert not ran.is_set()
+
+    asyncio.run(scenario())
+    threads.shut_down()
