@@ -61,6 +61,8 @@ class ChildMonitor:
         self._listening: asyncio.Task[None] | None = None
         self._generation = 0
         self._files: SharedFiles | None = None
+        self._told_before: list[bytes] | None = None
+        """While a child is being made, what it is to be told as soon as it is there; None otherwise."""
         self._ready = False
         self._restarts = 0
         self._restarting = False
@@ -78,17 +80,19 @@ class ChildMonitor:
 
     @property
     def files(self) -> SharedFiles | None:
-        """What the child shares with the others; None while there is no child."""
+        """What the child shares with the others; None while there is no child, and none is being made."""
         return self._files
 
     @property
     def is_starting(self) -> bool:
         """Whether a child is there, or about to be, that does not serve yet, or will soon be another one."""
-        return self._restarting or (self._child is not None and not self._ready)
+        return self._restarting or self._told_before is not None or (self._child is not None and not self._ready)
 
     def tell(self, line: bytes) -> None:
-        """Send a line to the child, if there is one."""
-        if self._child is not None:
+        """Send a line to the child, if there is one, or to the one that is being made: its first lines are fixed."""
+        if self._told_before is not None:
+            self._told_before.append(line)
+        elif self._child is not None:
             self._child.tell(line)
 
     async def start(self) -> None:
@@ -141,16 +145,29 @@ class ChildMonitor:
         files = await self._shared_files()
         lines = self._config_lines(files)
         self._generation = generation_of(lines)
-        self._child = await ChildProcess.start(self._spec, lines)
-        self._files = files
+        self._child = await self._made(files, lines)
         self._watch = asyncio.create_task(self._end_when_hung(self._child, files), name="hang watch")
         self._changed()
-        if self._stopping.is_set():
-            self._child.signal(signal.SIGTERM)  # told to stop while it was being made
+        if self._stopping.is_set() or self._restarting:
+            self._child.signal(signal.SIGTERM)  # told to stop, or to begin anew, while it was being made
         await self._until_ready(self._child)
         self._ready = True
         self._listening = asyncio.create_task(self._listen(self._child), name="reports")
         self._changed()
+
+    async def _made(self, files: SharedFiles, lines: bytes) -> ChildProcess:
+        """A child that has been told `lines`, and what there was to tell until it was there."""
+        self._files, self._told_before = files, []
+        try:
+            child = await ChildProcess.start(self._spec, lines)
+            for line in self._told_before:
+                child.tell(line)
+        except BaseException:
+            self._files = None
+            raise
+        finally:
+            self._told_before = None
+        return child
 
     async def _listen(self, child: ChildProcess) -> None:
         async for word, rest in child.reports():

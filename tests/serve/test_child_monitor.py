@@ -1,0 +1,136 @@
+"""What a child hears that is being made while there is something to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.serve import child_monitor
+from gateway.serve.child_monitor import ChildMonitor
+from gateway.serve.child_process import ChildSpec
+from gateway.serve.shared_directory import SharedFiles
+from tests.support.serving import until
+
+FIRST_LINES = b'{"generation": 1, "settings": {}}\n'
+CHANGED = b'{"generation": 2, "settings": {}}\n'
+
+
+class Child:
+    """Is ready at once, keeps what it is told, and ends by SIGTERM."""
+
+    process_id = 1
+
+    def __init__(self, lines: bytes) -> None:
+        self.heard = [lines]
+        self._ended = asyncio.Event()
+
+    def tell(self, line: bytes) -> None:
+        self.heard.append(line)
+
+    def signal(self, _number: signal.Signals) -> None:
+        self._ended.set()
+
+    async def wait_until_ready(self) -> None:
+        """It is."""
+
+    async def reports(self) -> AsyncIterator[tuple[str, str]]:
+        await self._ended.wait()
+        for word in ():
+            yield word
+
+    async def ended(self) -> int:
+        await self._ended.wait()
+        return 0
+
+
+class Maker:
+    """Stands for `ChildProcess`: makes children one by one, each when it is let."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.made: list[Child] = []
+        self._may = asyncio.Semaphore(0)
+
+    async def start(self, _spec: ChildSpec, lines: bytes) -> Child:
+        self.begun += 1
+        await self._may.acquire()
+        self.made.append(Child(lines))
+        return self.made[-1]
+
+    def let(self) -> None:
+        self._may.release()
+
+
+class Files:
+    """What a monitor looks at of the files that processes share."""
+
+    path = Path("/nowhere")
+
+    class heartbeats:  # noqa: N801 - an attribute of what it stands for
+        @staticmethod
+        def stamp(_number: int) -> int:
+            return 0
+
+
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    made = Maker()
+    monkeypatch.setattr(child_monitor, "ChildProcess", made)
+    return made
+
+
+def a_monitor() -> ChildMonitor:
+    def nothing(*_: Any) -> None:
+        """Nobody is to be told."""
+
+    async def shared() -> SharedFiles:
+        return cast(SharedFiles, Files())
+
+    return ChildMonitor(ChildSpec("worker0", ()), lambda _: FIRST_LINES, shared, nothing, nothing)
+
+
+def test_what_changes_while_a_child_is_made_is_told_to_it(maker: Maker) -> None:
+    """Its first lines were fixed before: else it would keep to settings of before until the next change."""
+
+    async def scenario() -> None:
+        monitor = a_monitor()
+        starting = asyncio.create_task(monitor.start())
+        await until(lambda: maker.begun == 1)
+        assert monitor.files is not None
+        assert monitor.is_starting
+        monitor.tell(CHANGED)
+        maker.let()
+        await starting
+        assert maker.made[0].heard == [FIRST_LINES, CHANGED]
+        monitor.tell(b"later\n")
+        assert maker.made[0].heard == [FIRST_LINES, CHANGED, b"later\n"]
+        monitor.stop()
+        await monitor.keep()
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_is_to_begin_anew_while_it_is_made_does(maker: Maker) -> None:
+    """It was given a configuration that is not in force any more."""
+
+    async def scenario() -> None:
+        monitor = a_monitor()
+        starting = asyncio.create_task(monitor.start())
+        await until(lambda: maker.begun == 1)
+        monitor.restart()
+        maker.let()
+        await starting
+        keeping = asyncio.create_task(monitor.keep())
+        await until(lambda: maker.begun == 2)
+        maker.let()
+        await until(lambda: monitor.state.ready)
+        assert not monitor.is_starting
+        monitor.stop()
+        await keeping
+
+    asyncio.run(scenario())
