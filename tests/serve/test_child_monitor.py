@@ -71,7 +71,7 @@ class Files:
 
     path = Path("/nowhere")
 
-    class heartbeats:  # noqa: N801 - an attribute of what it stands for
+    class heartbeats:
         @staticmethod
         def stamp(_number: int) -> int:
             return 0
