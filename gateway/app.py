@@ -326,23 +326,14 @@ async def upkeep(
         """Those of which the listing index may know something still, the ones of now last."""
 
         async def follow() -> None:
-            nonlocal indexes
             await blocks.follow_slots()
             if flusher is not None:
                 await follow_slots(flusher.buffer, node.slots, blocks)
                 flusher.follow_slots()
             elif is_needed(live.now):
                 kept.is_outdated.set()
-            now = Slots(node.slots)
-            if _listed(followed[-1]) != _listed(now) or _index_plans(live.now, store.scratch) != plans():
-                await indexes.close()
-                indexes = kept.indexes = Indexes.open(
-                    tools, _index_plans(live.now, store.scratch), node.metrics.indexes
-                )
-            followed.append(now)
-
-        def plans() -> list[IndexPlan]:
-            return indexes.plans
+            await indexes.follow(_index_plans(live.now, store.scratch))
+            followed.append(Slots(node.slots))
 
         async def settle() -> None:
             before, followed[:] = list(followed), followed[-1:]
@@ -365,14 +356,6 @@ async def upkeep(
             await indexes.close()
             await jobs.close()
             snapshots.close()
-
-
-def _listed(slots: Slots) -> list[tuple[object, ...]]:
-    """What the listing index hangs on."""
-    return [
-        (one.name, one.prefix, one.consistency, one.metadata_ttl_seconds, one.stale_if_unreachable_seconds)
-        for one in slots
-    ]
 
 
 class _RatesInForce:

@@ -193,7 +193,9 @@ INDEX_CHANGED_KEYS = Counter(
     ("slot",),
     "Keys that crawls have found changed or gone; they were forgotten, and their blocks dropped.",
 )
-INDEX_KEYS = Gauge("forebay_index_keys", "keys", ("slot",), "Keys that the last whole crawl has listed.", latest=True)
+INDEX_KEYS = Gauge(
+    "forebay_index_keys", "keys", ("slot",), "Keys that there were when the last crawl ended.", latest=True
+)
 INDEX_KNOWN_SINCE = Gauge(
     "forebay_index_known_since_timestamp_seconds",
     "seconds since 1970",

@@ -115,14 +115,9 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
             async with upkeep(
                 context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
-
-                async def follow(kept: Upkeep = kept) -> None:
-                    lent.indexes.follow(kept.indexes)
-
-                with context.live.following(follow):
-                    _lend(lent, kept)
-                    tried.set()
-                    await _work(kept, lent)
+                _lend(lent, kept)
+                tried.set()
+                await _work(kept, lent)
                 pause_seconds = 0.0
         except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
             if str(error) != told:

@@ -40,8 +40,8 @@ class Child:
 
     async def reports(self) -> AsyncIterator[tuple[str, str]]:
         await self._ended.wait()
-        for word in ():
-            yield word
+        return
+        yield
 
     async def ended(self) -> int:
         await self._ended.wait()

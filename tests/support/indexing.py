@@ -57,6 +57,7 @@ class IndexBench:
     bench: JobBench
     clock: TestClock
     observer: KeptObserver
+    slots: Slots
 
     @property
     def listing(self) -> ListingIndex:
@@ -107,10 +108,11 @@ async def index_bench(
 ) -> AsyncIterator[IndexBench]:
     clock, observer = clock or TestClock(), KeptObserver()
     async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
-        tools = JobDependencies(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
+        of_now = Slots(slots)
+        tools = JobDependencies(through or origin, bench.catalog, bench.cache, of_now, clock)
         indexes = Indexes.open(tools, plans, observer)
         try:
-            yield IndexBench(indexes, bench, clock, observer)
+            yield IndexBench(indexes, bench, clock, observer, of_now)
         finally:
             await indexes.close()
 

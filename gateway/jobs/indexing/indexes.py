@@ -36,6 +36,7 @@ _REST_SECONDS_MIN = 1.0
 _LOOK_SECONDS_MIN = 0.1
 _REST_PART = 4
 _DONE_PART = 2
+_COUNTED_AT_ONCE = 10_000
 _log = structlog.get_logger("forebay.index")
 
 
@@ -90,6 +91,14 @@ class SlotIndex:
             slot.name, str(slot.prefix), self._bound.fresh_seconds, plan.refresh_seconds, inventory=plan.inventory
         )
 
+    def is_same_as(self, other: SlotIndex) -> bool:
+        """Whether both keep the same, in the same way."""
+        return self._aim == other._aim
+
+    @property
+    def _aim(self) -> object:
+        return self._slot.prefix, self._plan, self._parts, self._bound
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
@@ -104,6 +113,7 @@ class SlotIndex:
         """Crawl what is due, and give the seconds until the next look."""
         look = await self._look()
         if self._is_due(look):
+            self._stand(look)
             await self._begin()
             look = await self._look()
             started = self._tools.clock.monotonic()
@@ -138,6 +148,7 @@ class SlotIndex:
     async def _crawl(self, parts: Sequence[KeyRange], look: _Look) -> None:
         progress = self.progress
         progress.state, progress.keys, progress.pages = "crawling", 0, 0
+        progress.keys = await self._count(gaps(self._parts, parts))
         progress.started_at, progress.next_at = self._tools.clock.now(), None
         # What an inventory told is known with less detail, and nothing else has been learned from it.
         finds_changes = all(one.observed_at.boot != UNKNOWN_BOOT for one in look.known)
@@ -153,8 +164,24 @@ class SlotIndex:
         self._observer.crawl_ended(self._slot.name, "done")
         progress.ended_at, progress.error = self._tools.clock.now(), None
         progress.crawls += 1
+        progress.keys_before = progress.keys
         if list(parts) == self._parts:
-            self._split_points, progress.keys_before = crawl.split_points.sorted(), progress.keys
+            self._split_points = crawl.split_points.sorted()
+
+    async def _count(self, parts: Sequence[KeyRange]) -> int:
+        """The keys that are known of `parts`, from what was listed before this crawl."""
+        bucket, keys = self._slot.prefix.bucket, 0
+        for part in parts:
+            start: bytes | None = part.start
+            while start is not None:  # a little at a time: nobody waits for a thread that is at it when this ends
+                try:
+                    count, start = await asyncio.to_thread(
+                        self._index.count, bucket, start, part.stop, _COUNTED_AT_ONCE
+                    )
+                except lmdb.Error as error:
+                    raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
+                keys += count
+        return keys
 
     async def _look(self) -> _Look:
         return await asyncio.to_thread(self._looked)
@@ -168,15 +195,20 @@ class SlotIndex:
             raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
         return _Look(known, now)
 
-    def _note(self, look: _Look) -> None:
-        progress, wall = self.progress, self._tools.clock.now()
+    def _stand(self, look: _Look) -> None:
+        """What the index answers now."""
+        progress = self.progress
         usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
-        progress.state = "waiting"
         progress.complete = not gaps(self._parts, [KeyRange(one.start, one.stop) for one in usable])
         progress.known_since = None
         if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
             ages = [look.now.seconds - one.observed_at.seconds for one in usable]
-            progress.known_since = wall - max(ages, default=0.0)
+            progress.known_since = self._tools.clock.now() - max(ages, default=0.0)
+
+    def _note(self, look: _Look) -> None:
+        progress, wall = self.progress, self._tools.clock.now()
+        self._stand(look)
+        progress.state = "waiting"
         refresh = self._plan.refresh_seconds
         progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
         self._observer.index_stands(self._slot.name, progress.keys_before, progress.known_since)
@@ -228,15 +260,11 @@ def _bound(tools: JobDependencies, slot: Slot) -> Bound:
 class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
-    def __init__(
-        self, tools: JobDependencies, index: ListingIndex, plans: Sequence[IndexPlan], observer: IndexMetrics
-    ) -> None:
-        names = {plan.slot for plan in plans}
-        slots = {slot.name: slot for slot in tools.slots}
-        self.plans = list(plans)
-        self._clock = tools.clock
-        self._indexes = [SlotIndex(tools, index, slots[plan.slot], plan, names, observer) for plan in plans]
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(self, tools: JobDependencies, index: ListingIndex, observer: IndexMetrics) -> None:
+        self._tools = tools
+        self._index = index
+        self._observer = observer
+        self._kept: list[tuple[SlotIndex, asyncio.Task[None]]] = []
 
     @classmethod
     def open(cls, tools: JobDependencies, plans: Sequence[IndexPlan], observer: IndexMetrics) -> Self:
@@ -244,19 +272,38 @@ class Indexes:
         index = tools.catalog.listing
         if not isinstance(index, ListingIndex):
             raise TypeError("an index needs the catalog's directory")
-        indexes = cls(tools, index, plans, observer)
-        indexes._tasks = [asyncio.create_task(indexes._keep(one), name="index") for one in indexes._indexes]
+        indexes = cls(tools, index, observer)
+        indexes._keep_all(indexes._planned(plans))
         return indexes
+
+    async def follow(self, plans: Sequence[IndexPlan]) -> None:
+        """Keep these from now on, by the slots of now. Those that are as before are not disturbed."""
+        wanted = self._planned(plans)
+        going_on = [one for one in self._kept if not one[1].done() and any(one[0].is_same_as(new) for new in wanted)]
+        over, self._kept = [one for one in self._kept if one not in going_on], going_on
+        await _end([task for _, task in over])
+        self._keep_all(wanted)
 
     def documents(self) -> list[dict[str, Any]]:
         """How each stands."""
-        return [one.progress.document(self._clock.now()) for one in self._indexes]
+        return [index.progress.document(self._tools.clock.now()) for index, _ in self._kept]
 
     async def close(self) -> None:
         """Break off the crawls."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _end([task for _, task in self._kept])
+
+    def _planned(self, plans: Sequence[IndexPlan]) -> list[SlotIndex]:
+        names = {plan.slot for plan in plans}
+        slots = {slot.name: slot for slot in self._tools.slots}
+        return [SlotIndex(self._tools, self._index, slots[plan.slot], plan, names, self._observer) for plan in plans]
+
+    def _keep_all(self, wanted: Sequence[SlotIndex]) -> None:
+        """Each of them, by whoever keeps the same already."""
+        kept = list(self._kept)
+        self._kept = []
+        for new in wanted:
+            same = next((one for one in kept if one[0].is_same_as(new)), None)
+            self._kept.append(same or (new, asyncio.create_task(self._keep(new), name="index")))
 
     async def _keep(self, index: SlotIndex) -> None:
         try:
@@ -265,3 +312,9 @@ class Indexes:
             index.progress.state, index.progress.error = "failing", f"{type(error).__name__}: see the log"
             _log.error("an index is not kept up any more", slot=index.progress.slot, exc_info=error)
             raise
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

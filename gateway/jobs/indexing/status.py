@@ -13,8 +13,9 @@ class IndexStatus:
     """Times are seconds since 1970.
 
     `complete`: LIST of the slot's prefix is answered from the index, all of it being known since `known_since` at
-    least, until that is `fresh_seconds` ago. `keys` and `pages` are those of the crawl under way, or of the last one,
-    `keys_before` those of the last one that went through everything: about what there is to list. `changed` counts what
+    least, until that is `fresh_seconds` ago. `keys` are those that the crawl under way, or the last one, has listed,
+    and those that it need not list, being known from one that was broken off; `pages` are what it asked for, and
+    `keys_before` the keys of the last crawl that came to its end: about what there is to list. `changed` counts what
     crawls have found changed or gone since the gateway started, `crawls` those that came to their end. `inventory` is
     where to begin from, and `inventory_error` why that could not be done.
     """

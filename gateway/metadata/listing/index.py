@@ -377,6 +377,17 @@ class ListingIndex:
             around = [] if view is None else list(touching(view, start, stop, overlapping=True))
         return [one for one in around if one.observed_at.epoch == epoch]
 
+    def count(self, bucket: str, start: bytes, stop: bytes, keys_max: int) -> tuple[int, bytes | None]:
+        """How many keys the index has in [start, stop), and where to go on where it looked at `keys_max` only.
+
+        Blocks; raises lmdb.Error.
+        """
+        if self._opened is None:
+            return 0, None
+        with self._opened.listing.view(bucket) as view:
+            keys = [] if view is None else view.keys(start, stop, keys_max)
+        return len(keys), key_successor(keys[-1]) if len(keys) == keys_max else None
+
     def moment(self, bucket: str) -> ObservedAt:
         """Now, as intervals have it."""
         return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)

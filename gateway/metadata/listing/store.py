@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import cast
@@ -70,6 +70,15 @@ class View:
         if rows and rows[-1][0] >= end:
             rows = [row for row in rows if row[0] < end]
         return [(row_key[NUMBER_BYTES:], record) for row_key, record in rows]
+
+    def keys(self, start: bytes, stop: bytes, count: int) -> list[bytes]:
+        """As `read`, without what is said of them."""
+        cursor, number = self._entries, self._number
+        end = number + stop
+        if start >= stop or not cursor.set_range(number + start):
+            return []
+        rows = islice(cursor.iternext(keys=True, values=False), count)
+        return [row[NUMBER_BYTES:] for row in takewhile(lambda row: row < end, rows)]
 
     def intervals(self, start: bytes) -> Iterator[Interval]:
         """In order, from the one that ends at or behind `start`, or the one before."""

@@ -284,6 +284,69 @@ def test_what_a_killed_crawl_had_listed_is_not_listed_again(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def shown(kept: IndexBench) -> dict[str, object]:
+    """What people are told of the one index that there is."""
+    [document] = kept.indexes.documents()
+    return {name: document[name] for name in ("complete", "state", "keys", "keys_before")}
+
+
+ALL_SHOWN = {"complete": True, "state": "waiting", "keys": 100, "keys_before": 100}
+
+
+def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path: Path) -> None:
+    """In the next process, and where the origin was away: what was listed before is part of what there is."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        fill(origin, {f"k{number:03}" for number in range(100)})
+        through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
+        async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
+            await kept.until(lambda: lists(origin) >= 7)
+            origin.inject(LIST, Answer(403), times=1)
+            await kept.until(lambda: kept.indexes.documents()[0]["state"] == "failing")
+            stuck = asyncio.Event()
+            await kept.until(lambda: lists(origin) >= 14)
+            origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
+            await kept.until(stuck.is_set)
+            clock, landed = kept.clock, shown(kept)
+        origin.faults.clear()
+        assert landed["keys"] == 5 * (lists(origin) - 2)
+        async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
+            await kept.crawled()
+            assert shown(kept) == ALL_SHOWN
+            assert kept.observer.crawled_keys < 50
+
+    asyncio.run(scenario())
+
+
+def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Path) -> None:
+    """Nothing of what the index keeps, or how, is another. One that is to be kept otherwise begins anew, and goes on
+    with what is missing."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        fill(origin, {f"k{number:03}" for number in range(100)})
+        through, plan = SmallPages(origin, 5), IndexPlan("data", 50.0, listers=1)
+        async with index_bench(tmp_path, origin, through=through, plans=[plan]) as kept:
+            stuck, go_on = asyncio.Event(), asyncio.Event()
+            await kept.until(lambda: lists(origin) >= 10)
+            origin.inject(LIST, Hold(go_on, stuck), times=1)
+            await kept.until(stuck.is_set)
+            asked, before = lists(origin), shown(kept)
+            kept.slots.follow([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
+            await kept.indexes.follow([plan])
+            assert shown(kept) == before
+            assert lists(origin) == asked
+            await kept.indexes.follow([IndexPlan("data", 60.0, listers=1)])
+            await kept.crawled()
+            assert shown(kept) == ALL_SHOWN
+            assert lists(origin) - asked <= 11
+            await kept.indexes.follow([])
+            assert kept.indexes.documents() == []
+
+    asyncio.run(scenario())
+
+
 def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
     """Nothing is kept of them; the rest around them is complete."""
 
