@@ -18,6 +18,7 @@ from gateway.config.checks import check, not_in_force, not_protected
 from gateway.config.defaults import complete
 from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
+from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
 from gateway.config.problems import SettingsError, problems_of
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
@@ -66,11 +67,11 @@ def load_settings(
 def read_document(path: Path) -> dict[str, object]:
     """The tables of a TOML file."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(content_of(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
         raise SettingsError([ConfigError("config", str(path), f"a readable file ({error.strerror})")]) from error
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, numbers of thousands of digits, or deep nesting
+    except (ValueError, RecursionError) as error:
+        # No TOML, no UTF-8, numbers of thousands of digits, deep nesting; or a file too large to be it.
         raise SettingsError([ConfigError("config", str(path), f"a TOML file ({error})")]) from None
 
 
@@ -159,8 +160,8 @@ def _secret(key: str, given: SecretStr | None, file: Path | None, problems: list
         problems.append(ConfigError(f"{key}_file", str(file), f"not together with {key}"))
         return given
     try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = content_of(file, SECRET_BYTES_MAX).decode().strip()
+    except (OSError, UnicodeDecodeError, FileTooLarge) as error:
         problems.append(ConfigError(f"{key}_file", str(file), f"a readable file ({type(error).__name__})"))
         return None
     if not text:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from gateway.config.entries import BucketSettings
+from gateway.config.files import OVERLAY_BYTES_MAX, content_of
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 from gateway.config.settings import OriginSettings, Settings
@@ -117,7 +118,7 @@ def read_overlay(directory: Path) -> list[SlotTable]:
     """The slots that it names; none where there is no file. SettingsError for one that is damaged, OSError."""
     path = directory / NAME
     try:
-        document = orjson.loads(path.read_bytes())
+        document = orjson.loads(content_of(path, OVERLAY_BYTES_MAX))
         slots = document["slots"]
         if document["format"] == FORMAT and document["checksum"] == _checksum(slots):
             return list(slots)

@@ -12,15 +12,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import orjson
+import structlog
 
 from gateway.config import Settings
 from gateway.config.loading import LoadedSettings, load_settings
-from gateway.config.overlay import SlotTable, fitting, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.overlay import NAME, SlotTable, fitting, read_overlay, restart_needed, with_overlay, write_overlay
 from gateway.config.problems import SettingsError
 from gateway.errors import ForebayError
 from gateway.serve.recovering import recover_buffer
@@ -35,6 +37,8 @@ FILES_SECONDS_MAX = 10.0
 
 T = TypeVar("T")
 
+_log = structlog.get_logger("forebay.serve")
+
 
 class ChangeRefused(ForebayError):
     """Nothing has changed, and why."""
@@ -48,27 +52,70 @@ class FileThreads:
         """`hanging_max` threads may hang, until nothing is begun any more."""
         self._hanging_max = hanging_max
         self._seconds_max = seconds_max
-        self._begun: list[concurrent.futures.Future[Any]] = []
+        self._begun: list[_FileWork[Any]] = []
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What `work` gives or raises; ChangeRefused where it takes too long, or too much of before still does."""
-        self._begun = [one for one in self._begun if not one.done()]
+    @property
+    def hang(self) -> bool:
+        """Whether something is under way, or nobody waits for it any more."""
+        return any(not one.is_over for one in self._begun)
+
+    async def run(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
+        """What `work` gives or raises; ChangeRefused where it takes too long, or too much of before still does.
+
+        Where it comes to its end when nobody waits any more, `undo` follows: what was refused is not to last.
+        """
+        self._begun = [one for one in self._begun if not one.is_over]
         if len(self._begun) >= self._hanging_max:
             raise ChangeRefused("files of the settings, or the disk, have not answered since an earlier change")
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
-
-        self._begun.append(done)
-        threading.Thread(target=run, name="files of settings", daemon=True).start()
-        finished, _ = await asyncio.wait((asyncio.wrap_future(done),), timeout=self._seconds_max)
-        if not finished:
+        begun = _FileWork(work, undo)
+        self._begun.append(begun)
+        threading.Thread(target=begun.run, name="files of settings", daemon=True).start()
+        waiting = asyncio.wrap_future(begun.done)
+        finished, _ = await asyncio.wait((waiting,), timeout=self._seconds_max)
+        if not finished and begun.give_up():
             raise ChangeRefused(f"files of the settings, or the disk, have not answered within {self._seconds_max:g} s")
-        return finished.pop().result()
+        return await waiting
+
+
+class _FileWork(Generic[T]):
+    """One piece of work on a thread, and whether anybody waits for it still."""
+
+    def __init__(self, work: Callable[[], T], undo: Callable[[], None]) -> None:
+        self._work, self._undo = work, undo
+        self._deciding = threading.Lock()
+        self._given_up = False
+        self._is_undone = False
+        self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes of it."""
+        return self.done.done() or self._is_undone
+
+    def run(self) -> None:
+        """On the thread."""
+        try:
+            outcome = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._end(partial(self.done.set_exception, error))
+        else:
+            self._end(partial(self.done.set_result, outcome))
+
+    def _end(self, tell: Callable[[], None]) -> None:
+        with self._deciding:
+            if not self._given_up:
+                tell()
+                return
+        try:
+            self._undo()
+        finally:
+            self._is_undone = True
+
+    def give_up(self) -> bool:
+        """Wait no more; False where it has just come to its end."""
+        with self._deciding:
+            self._given_up = not self.done.done()
+            return self._given_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +154,7 @@ class Reloaded:
     settings: Settings
     warnings: Sequence[str]
     overlay: Sequence[SlotTable] | None
+    overlay_before: Sequence[SlotTable] = ()
 
     def keep(self) -> None:
         """Write the overlay down; ChangeRefused, and then it is as it was. Blocks."""
@@ -116,7 +164,21 @@ class Reloaded:
         try:
             write_overlay(directory, self.overlay)
         except OSError as error:
+            self.undo()  # where the last step has failed, the file is the new one
             raise ChangeRefused(f"{directory} does not take what was set: {error.strerror}") from error
+
+    def undo(self) -> None:
+        """Have the overlay be again as it was before `keep`, as far as the disk takes it, and say so if not. Blocks."""
+        directory = self.settings.cache.directory
+        try:
+            if read_overlay(directory) != list(self.overlay_before):
+                write_overlay(directory, self.overlay_before)
+        except (OSError, SettingsError) as error:
+            _log.error(
+                "slots of a change that was refused may come into force with the next change or start",
+                file=str(directory / NAME),
+                error=str(error),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +188,22 @@ class Reloader:
     path: Path | None
     environment: Mapping[str, str]
 
-    def load(self, running: Settings, change: SlotChange | None, count_max: int) -> Reloaded:
-        """The settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet."""
+    def load(
+        self,
+        running: Settings,
+        change: SlotChange | None,
+        count_max: int,
+        known: Sequence[SlotTable] | None = None,
+    ) -> Reloaded:
+        """The settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet.
+
+        `known` is the overlay where the file cannot be believed; None: it is read.
+        """
         directory = running.cache.directory
         try:
             base = load_settings(self.path, self.environment, running=running)
-            overlay: Sequence[SlotTable] = read_overlay(directory)
-            if change is not None:
-                overlay = self._changed(base, overlay, change)
+            before = read_overlay(directory) if known is None else known
+            overlay = before if change is None else self._changed(base, before, change)
             loaded = with_overlay(self.path, self.environment, base, overlay)
             _refuse_restarts(running, loaded.settings)
             if len(loaded.settings.slots) > count_max:
@@ -144,7 +214,7 @@ class Reloader:
             raise ChangeRefused("; ".join(str(problem) for problem in error.problems)) from error
         except OSError as error:
             raise ChangeRefused(f"settings cannot be read anew: {error}") from error
-        return Reloaded(loaded.settings, loaded.warnings, None if change is None else overlay)
+        return Reloaded(loaded.settings, loaded.warnings, None if change is None else overlay, before)
 
     def _changed(self, base: LoadedSettings, overlay: Sequence[SlotTable], change: SlotChange) -> list[SlotTable]:
         """The overlay with `change`. SettingsError where the slot cannot be beside those that are in force."""

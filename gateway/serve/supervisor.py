@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from gateway import __version__, metric_kinds
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
+from gateway.config.overlay import SlotTable
 from gateway.control.state import GatewayState
 from gateway.errors import ForebayError, StartupError
 from gateway.metering import (
@@ -199,6 +200,9 @@ class _Supervisor:
         self._audit: AuditLog | None = None
         self._reading = FileThreads(hanging_max=8)
         self._writing = FileThreads(hanging_max=1)  # what is written late must not undo what was written since
+        self._overlay: Sequence[SlotTable] | None = None
+        """What was there before the last change of slots that was written, or is being: it is in force while nobody
+        knows what the disk has."""
         self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
@@ -314,6 +318,8 @@ class _Supervisor:
         """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
         thing that lasts."""
         load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
+        if self._writing.hang and self._overlay is not None:
+            load = partial(load, known=self._overlay)
         loaded = await self._reading.run(load)
         settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
         bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
@@ -328,7 +334,8 @@ class _Supervisor:
         )
         ChildConfig.from_line(config.to_line())  # as each process will read it
         if loaded.overlay is not None:
-            await self._writing.run(loaded.keep)
+            self._overlay = loaded.overlay_before
+            await self._writing.run(loaded.keep, loaded.undo)
         self._resources.bandwidth.told(bandwidth)
         self._resources.callers.told(callers)
         self._resources.request_rates.told(request_rates)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import random
 import re
 import sqlite3
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway import durable
 from gateway.config import Settings, SlotSettings
 from gateway.config.fields import Section
 from gateway.config.loading import load_settings
-from gateway.config.overlay import load_with_overlay, read_overlay, write_overlay
+from gateway.config.overlay import SlotTable, load_with_overlay, read_overlay, write_overlay
 from gateway.config.problems import SettingsError, table_of
+from gateway.serve import reloading
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.reloading import ChangeRefused, FileThreads, Reloader, SlotChange
 from gateway.writeback import DIRECTORY
 from gateway.writeback.journal.schema import prepare
 from tests.support.gateway_process import to_toml
+from tests.support.serving import until
 from tests.support.settings import problems
 
 SLOTS_MAX = 1000
@@ -256,6 +261,70 @@ def test_files_that_hang_are_waited_for_for_a_while() -> None:
             await files.run(lambda: 1 / 0)
 
     asyncio.run(scenario())
+
+
+def test_a_change_that_was_refused_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk takes it when nobody waits any more: what the next change, or the next start, finds is what was
+    there before."""
+    node = Node(tmp_path)
+    node.change("old", slot("old"))
+    refused = Reloader(node.file, {}).load(node.running, SlotChange("asked", "new", slot("new")), SLOTS_MAX)
+    answers, written = threading.Event(), write_overlay
+
+    def late(directory: Path, slots: Sequence[SlotTable]) -> None:
+        answers.wait()
+        written(directory, slots)
+
+    async def scenario() -> None:
+        files = FileThreads(1, seconds_max=0.05)
+        with pytest.raises(ChangeRefused, match="have not answered"):
+            await files.run(refused.keep, refused.undo)
+        assert files.hang
+        answers.set()
+        await until(lambda: not files.hang)
+
+    monkeypatch.setattr(reloading, "write_overlay", late)
+    asyncio.run(scenario())
+    assert node.overlay == {"old"}
+    node.reload()
+    assert node.in_force == {"old": "s3://b/old/"}
+
+
+def test_a_change_whose_last_step_the_disk_refuses_does_not_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has its new content, and its name might not outlive a power cut: it is as before."""
+    node = Node(tmp_path)
+
+    def failing(_path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(durable, "sync_directory", failing)
+        with pytest.raises(ChangeRefused, match="does not take"):
+            node.change("new", slot("new"))
+    assert node.overlay == set()
+    node.reload()
+    assert node.in_force == {}
+
+
+def test_while_the_disk_hangs_the_settings_of_before_go_on(tmp_path: Path) -> None:
+    """What it will have of a change that was refused, nobody knows: that is not read. Callers can still be changed."""
+    node = Node(tmp_path)
+    node.change("new", slot("new"))
+    loaded = Reloader(node.file, {}).load(node.running, None, SLOTS_MAX, known=[])
+    assert [one.name for one in loaded.settings.slots] == []
+
+
+@pytest.mark.parametrize("key", ["config", "secret_access_key_file"])
+def test_a_file_without_end_is_refused(tmp_path: Path, key: str) -> None:
+    """A device, or a log, named by mistake: no memory is filled with it."""
+    file = Path("/dev/zero")
+    if key != "config":
+        file = tmp_path / "forebay.toml"
+        file.write_text(to_toml({"origin": {"access_key_id": "a-key-id", key: "/dev/zero"}}))
+    with pytest.raises(SettingsError, match=r"/dev/zero"):
+        load_settings(file, {})
 
 
 def test_a_pipe_in_place_of_the_configuration_is_not_waited_for(tmp_path: Path) -> None:

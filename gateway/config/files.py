@@ -1,0 +1,26 @@
+"""Files that settings are read from: whole, and only as far as a file of settings can be long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIGURATION_BYTES_MAX = 4 * 2**20
+"""Ten thousand slots."""
+
+SECRET_BYTES_MAX = 64 * 1024
+
+OVERLAY_BYTES_MAX = 128 * 2**20
+"""The gateway wrote it itself; but what has become of it since, nobody knows."""
+
+
+class FileTooLarge(ValueError):
+    """A file holds more than what is looked for can have: it is another one."""
+
+
+def content_of(path: Path, bytes_max: int) -> bytes:
+    """What a file holds; OSError, FileTooLarge where that is more than `bytes_max`. Blocks."""
+    with path.open("rb") as file:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise FileTooLarge(f"a file of at most {bytes_max} bytes")
+    return content
