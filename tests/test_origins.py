@@ -17,12 +17,15 @@ from gateway.config.loading import load_settings
 from gateway.errors import OriginUnreachable
 from gateway.objects import Homes
 from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.origin.request_body import NO_BODY
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import RequestSigner, Target
 from gateway.origin.sts import RoleCredentials
 from gateway.origins import OriginKeys, routed_origin
 from tests.support.gateway_process import to_toml
 from tests.support.manual_clock import ManualClock
+from tests.support.serving import until
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tests.support.sts import ToldSts, told_sts
 
@@ -151,6 +154,34 @@ def test_a_role_whose_settings_change_goes_on_with_its_pair(tmp_path: Path) -> N
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await keys.of(request).current()
+            await keys.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_a_key_while_settings_change_has_that_of_the_new_ones(tmp_path: Path) -> None:
+    """A question to STS that nobody asks any more, or a look-up that has ended, fails no request."""
+
+    def settings(sts: ToldSts, **more: object) -> Settings:
+        role = {"name": "role", "role_arn": "arn:aws:iam::1:role/x", "sts_endpoint_url": sts.endpoint_url, **more}
+        origin = {"access_key_id": "AKOWN", "secret_access_key": "s"}
+        buckets = [{"name": "r", "origin_credentials": "role"}]
+        return settings_of(tmp_path, origin=origin, buckets=buckets, origin_credentials=[role])
+
+    async def scenario() -> None:
+        async with told_sts() as sts:
+            sts.speaks.clear()
+            keys = OriginKeys(settings(sts), SystemClock())
+            await keys.start()
+            signer, request = RequestSigner(keys.of, "us-east-1", SystemClock(), "here"), OriginRequest("GET", "r", "k")
+            target = Target("http", "127.0.0.1", "/r/k", "")
+            waiting = asyncio.create_task(signer.headers(request, target, NO_BODY))
+            await until(lambda: len(sts.asked) == 1)
+            await keys.follow(settings(sts, role_duration="30m"))
+            await until(lambda: len(sts.asked) == 2)
+            assert not waiting.done()
+            sts.speaks.set()
+            assert "Credential=ASIA" in (await waiting)["authorization"]
             await keys.aclose()
 
     asyncio.run(scenario())

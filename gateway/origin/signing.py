@@ -251,7 +251,10 @@ class ChainCredentials:
             if self._clock.monotonic() < self._look_again_at:
                 raise self._none_found()
             self._lookup = asyncio.create_task(self._look_up())
-        await asyncio.shield(self._lookup)
+        lookup = self._lookup
+        await asyncio.wait((lookup,))  # what ends it, as `aclose` does, ends nobody who waits for it
+        if not lookup.cancelled():
+            lookup.result()
         if self._found is None:
             raise self._none_found()
 
@@ -339,7 +342,7 @@ class RequestSigner:
 
     async def headers(self, request: OriginRequest, target: Target, body: RequestBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
-        pair = request.signed_by or await self._credentials_of(request).current()
+        pair = request.signed_by or await self._pair(request)
         headers = {"host": target.host}
         headers.update([field for field in request.headers.items() if field[0] not in _SENT_BY_US])
         hops = headers.get(HOP_HEADER)
@@ -360,6 +363,16 @@ class RequestSigner:
         headers.update(signature)
         headers.update(body.framing_headers)
         return headers
+
+    async def _pair(self, request: OriginRequest) -> KeyPair:
+        """The one to sign with now. Settings may change while it is waited for: then another source has it."""
+        while True:
+            credentials = self._credentials_of(request)
+            try:
+                return await credentials.current()
+            except CredentialsUnavailable:
+                if self._credentials_of(request) is credentials:
+                    raise
 
     def learn_region(self, bucket: str | None, region: str | None) -> bool:
         """Sign for `region` from now on; False when that is what was signed for already."""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import OriginUnreachable
+from gateway.clock import SystemClock
+from gateway.errors import CredentialsUnavailable, OriginUnreachable
 from gateway.origin.client import OriginRequest
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
+from gateway.origin.sts import AwsSession
 from tests.origin.clocks import JumpingClock
 from tests.support.manual_clock import ManualClock
 
@@ -155,6 +157,27 @@ def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None
         assert (await credentials.current()).access_key_id == "AKLATE"
         await origin.aclose()
         await credentials.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_look_up_that_is_ended_ends_nobody_who_waits_for_it(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings name another source by then. Who waits is told that there is no pair here, and is not cancelled."""
+
+    async def scenario() -> None:
+        is_looked_up = asyncio.Event()
+
+        async def hang(_session: AwsSession) -> None:
+            is_looked_up.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(AwsSession, "get_credentials", hang)
+        credentials = ChainCredentials(SystemClock())
+        waiting = asyncio.create_task(credentials.current())
+        await is_looked_up.wait()
+        await credentials.aclose()
+        with pytest.raises(CredentialsUnavailable):
+            await waiting
 
     asyncio.run(scenario())
 
