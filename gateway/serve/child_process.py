@@ -18,6 +18,7 @@ from gateway.errors import StartupError, StoreUnavailable
 READY_SECONDS = 3600.0
 """For a child that turns: it may have a large directory to look through. One that hangs is ended by the hang watch."""
 _REPORT_LINE_BYTES = 2**18
+_ABOUT_THE_START = frozenset({"ready", "failed", "unusable"})
 
 # The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
 # `gateway` in the directory where the user happens to be.
@@ -50,6 +51,8 @@ class ChildProcess:
         self._process = process
         self._report = report
         self._transport = transport
+        self._said_before: list[tuple[str, str]] = []
+        """What it had to say before it was ready: the background process answers on the admin port by then."""
 
     @classmethod
     async def start(cls, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
@@ -88,29 +91,38 @@ class ChildProcess:
         StoreUnavailable when the reason is the disk under the cache directory.
         """
         try:
-            line = await asyncio.wait_for(self._report.readline(), timeout_seconds)
+            word, reason = await asyncio.wait_for(self._how_it_started(), timeout_seconds)
         except TimeoutError:
             self._transport.close()
             raise StartupError(f"{self.name} was not ready after {timeout_seconds:g} seconds") from None
         except BaseException:
             self._transport.close()
             raise
-        if not line.startswith(b"ready"):
-            self._transport.close()
-        word, _, reason = line.decode(errors="replace").strip().partition(" ")
+        if word == "ready":
+            return
+        self._transport.close()
         if word == "unusable":
             raise StoreUnavailable(reason)
         if word == "failed":
             raise StartupError(f"{self.name}: {reason}")
-        if word != "ready":
-            raise StartupError(f"{self.name} ended before it was ready ({describe_exit(await self.ended())})")
+        raise StartupError(f"{self.name} ended before it was ready ({describe_exit(await self.ended())})")
+
+    async def _how_it_started(self) -> tuple[str, str]:
+        """`ready`, or `failed` or `unusable` and why; no word where it says no more. All else is for `reports`."""
+        while line := await self._report.readline():
+            word, rest = _words(line)
+            if word in _ABOUT_THE_START:
+                return word, rest
+            self._said_before.append((word, rest))
+        return "", ""
 
     async def reports(self) -> AsyncIterator[tuple[str, str]]:
-        """What it says once it is ready, each the first word and the rest, until it is gone."""
+        """What it says besides that it is ready, each the first word and the rest, until it is gone."""
         try:
+            while self._said_before:
+                yield self._said_before.pop(0)
             while line := await self._report.readline():
-                word, _, rest = line.decode(errors="replace").rstrip("\n").partition(" ")
-                yield word, rest
+                yield _words(line)
         except ValueError:  # a line of more than _REPORT_LINE_BYTES: nothing that it says can be told apart any more
             return
         finally:
@@ -124,6 +136,12 @@ class ChildProcess:
         """Send a signal; nothing happens when the child is gone."""
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+
+def _words(line: bytes) -> tuple[str, str]:
+    """The first one, and the rest."""
+    word, _, rest = line.decode(errors="replace").rstrip("\n").partition(" ")
+    return word, rest
 
 
 def describe_exit(status: int) -> str:

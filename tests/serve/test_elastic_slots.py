@@ -85,6 +85,26 @@ def _waits_for_sighup(gateway: GatewayProcess) -> bool:
     return False
 
 
+def test_who_asks_while_the_process_behind_the_admin_port_starts_again_is_heard(tmp_path: Path) -> None:
+    """The port answers before all is there: the question waits as long, and so do later ones no longer."""
+    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
+        admin = Admin(gateway)
+        [process_id] = [one["process_id"] for one in admin.gateway["processes"] if one["name"] == "background"]
+        os.kill(process_id, signal.SIGKILL)
+        for weight in (1, 2):
+            slot = {"prefix": f"s3://{BUCKET}/a/", "weight": weight}
+            until(lambda slot=slot: _is_put(admin, slot), "the slot is never set")  # type: ignore[misc]
+        assert all(one["ready"] for one in admin.gateway["processes"])
+
+
+def _is_put(admin: Admin, slot: dict[str, Any]) -> bool:
+    with suppress(httpx.TransportError):  # the connection was that of the killed process
+        answer = admin.put("a", slot)
+        assert answer.status_code in (200, 202), answer.text
+        return True
+    return False
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """With the key and what is allowed; all is as it was."""
     config = {"slots": [{"name": "of-the-file", "prefix": f"s3://{BUCKET}/of-the-file/"}]}
