@@ -2,16 +2,17 @@
 
     python -m loadtests.checkpoint_save [--rounds 5] [--scale 1] [--record]
 
-A checkpoint is what PyTorch DCP writes: eight files of 256 MiB in parts of 8 MiB, a connection a rank, then `.metadata`.
-It goes straight to an origin that takes 125 MB/s over all connections; through Forebay with `write = "back"`; and through
-`rclone serve s3` with `--vfs-cache-mode writes`, which uploads a second later, where it is installed.
+A checkpoint is what PyTorch DCP writes: eight files of 256 MiB in parts of 8 MiB, a connection a rank, then
+`.metadata`. It goes straight to an origin that takes 125 MB/s over all connections; through Forebay with
+`write = "back"`; and through `rclone serve s3` with `--vfs-cache-mode writes`, which uploads a second later, where it is
+installed.
 
 *Seconds* are until the manifest is acknowledged, *CPU* that of the server's processes until the origin has everything.
-*Lost*: right after the acknowledgement all processes of the server are killed (SIGKILL), it is started again on the same
-directory, and what the origin does not have of the checkpoint a time later, ten times the transfer's, is lost. (A power
-cut is another matter: Forebay has synced what it acknowledges, rclone has not.) *The job*: 8 ranks compute (sleep), and
-stop together to save; what the saves take is lost, told per hour of training at that interval, which gives the link
-time enough to carry a checkpoint before the next. All on all cores.
+*Lost*: right after the acknowledgement all processes of the server are killed (SIGKILL), it is started again on the
+same directory, and what the origin does not have of the checkpoint a time later, ten times the transfer's, is lost. (A
+power cut is another matter: Forebay has synced what it acknowledges, rclone has not.) *The job*: 8 ranks compute
+(sleep), and stop together to save; what the saves take is lost, told per hour of training at that interval, which gives
+the link time enough to carry a checkpoint before the next. All on all cores.
 """
 
 from __future__ import annotations

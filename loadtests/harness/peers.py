@@ -113,8 +113,7 @@ class Varnish(ServerProcess):
 class Rclone(ServerProcess):
     """`rclone serve s3` with a full VFS cache; verifies SigV4 as it comes in the Authorization header.
 
-    With `takes_writes` it keeps what is written (in `--vfs-cache-mode writes`) for `write_back` before it uploads any of
-    it.
+    With `takes_writes` it keeps what is written (in `--vfs-cache-mode writes`) for `write_back` before it uploads that.
     """
 
     name = "rclone serve s3"

@@ -24,8 +24,8 @@ RANKS = 16
 FILES = 16
 FILE_BYTES = 8 * 1024**2
 FINISH_RATIO_MAX = 8.0
-"""The last rank's time to the first's, where clients and gateway share a busy machine: nobody starves. What it is without
-that measures `loadtests.restore_storm`."""
+"""The last rank's time to the first's, where clients and gateway share a busy machine: nobody starves. What it is
+without that measures `loadtests.restore_storm`."""
 
 
 def config(origin: StrictOrigin, consistency: str) -> dict[str, Any]:
