@@ -4,8 +4,8 @@
 
 A checkpoint is what PyTorch DCP writes: eight files of 256 MiB in parts of 8 MiB, a connection a rank, then
 `.metadata`. It goes straight to an origin that takes 125 MB/s over all connections; through Forebay with
-`write = "back"`; and through `rclone serve s3` with `--vfs-cache-mode writes`, which uploads a second later, where it is
-installed.
+`write = "back"`; and through `rclone serve s3` with `--vfs-cache-mode writes`, which uploads a second later, where
+that is installed.
 
 *Seconds* are until the manifest is acknowledged, *CPU* that of the server's processes until the origin has everything.
 *Lost*: right after the acknowledgement all processes of the server are killed (SIGKILL), it is started again on the
