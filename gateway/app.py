@@ -248,6 +248,7 @@ async def s3_application(
             None, node.slots, node.clock, node.metrics.snapshots, settings.homes
         )
         stack.push_async_callback(snapshots.close)
+        stack.push_async_callback(services.close)
 
         async def follow_frozen() -> None:
             if not closed:

@@ -71,6 +71,8 @@ from gateway.metrics import (
     SMALL_ANSWER_TROUBLES,
     SMALL_ANSWERS,
     SNAPSHOT_REFUSALS,
+    WARM_UP_OBJECTS,
+    WARM_UP_WAITING,
     WRITEBACK_BUFFER_BYTES,
     WRITEBACK_CONFLICTS,
     WRITEBACK_DAMAGED,
@@ -319,6 +321,18 @@ class AuthorizationMetrics:
     def asked(self, slot: str, outcome: str) -> None:
         """A question was answered. `outcome`: remembered, allowed, denied, other or failed."""
         AUTHORIZATIONS.add(1, slot, outcome)
+
+
+class WarmUpMetrics:
+    """Objects that clients have a worker fetch in the background."""
+
+    def waiting(self, change: int) -> None:
+        """So many more wait for their turn, or fewer."""
+        WARM_UP_WAITING.add(change)
+
+    def ended(self, slot: str, outcome: str) -> None:
+        """One is over. `outcome`: fetched, no-room, changed or failed."""
+        WARM_UP_OBJECTS.add(1, slot, outcome)
 
 
 class SmallAnswerMetrics:

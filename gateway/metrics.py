@@ -90,6 +90,16 @@ CACHE_NOT_KEPT = Counter(
     "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
     "belongs to others), disk (a small block that the disk did not take).",
 )
+WARM_UP_OBJECTS = Counter(
+    "forebay_warm_up_objects_total",
+    "objects",
+    ("slot", "outcome"),
+    "Warm-ups by HEAD with Range: bytes=0-0 that are over. outcome: fetched (all of it is here), no-room (the cache "
+    "took no more of it), changed (it was written or deleted meanwhile) or failed (the origin did not give it).",
+)
+WARM_UP_WAITING = Gauge(
+    "forebay_warm_up_waiting_objects", "objects", (), "Objects that wait to be warmed, of those asked for by HEAD."
+)
 CACHE_STORE_UNAVAILABLE = Counter(
     "forebay_cache_store_unavailable_total",
     "reads",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway import cancellation
+from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.errors import S3Error
@@ -24,6 +25,7 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
+from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.origin.signing import KeyPair
 from gateway.policy.remembered_rights import RememberedRights
@@ -294,8 +296,22 @@ class AppContext:
     rights: RememberedRights = field(init=False)
     """What the origin has said of callers."""
 
+    warm_ups: WarmUpQueue | None = field(init=False)
+    """What is fetched in the background because clients have asked; None: there is no cache."""
+
     def __post_init__(self) -> None:
         self.rights = RememberedRights(self.clock)
+        self.warm_ups = None
+        if isinstance(self.blocks, BlockCache):
+            self.warm_ups = WarmUpQueue(self.blocks, self.catalog, self.clock, self._is_pending)
+
+    def _is_pending(self, key: ObjectKey) -> bool:
+        return self.writeback is not None and self.writeback.pending(key) is not None
+
+    async def close(self) -> None:
+        """End what goes on in the background. Before the parts are closed."""
+        if self.warm_ups is not None:
+            await self.warm_ups.close()
 
 
 class Told(NamedTuple):

@@ -294,9 +294,13 @@ def get_must_bypass(request: S3Request) -> bool:
     return must_bypass(request)
 
 
+WARM_UP_RANGE = "bytes=0-0"
+"""That of a HEAD which asks for a warm-up (warm_up.py)."""
+
+
 def head_must_bypass(request: S3Request) -> bool:
     """Whether a HEAD asks for more than the object's metadata: of a part, a range, a version, with other headers."""
-    if "range" in request.headers or must_bypass(request):
+    if request.headers.get("range", WARM_UP_RANGE) != WARM_UP_RANGE or must_bypass(request):
         return True
     return any(name == "partNumber" or name.startswith("response-") for name, _ in request.query)
 
@@ -495,7 +499,11 @@ def head_object(versions: VersionSource) -> Answer:
         head = versions.known()
     except OriginAnswered as absence:
         return _refusal(absence)
-    return _head_response(versions.context, head, "hit") if head is not None else _asked_head(versions)
+    if head is None:
+        return _asked_head(versions)
+    if _is_range_of_nothing(versions, head):
+        return versions.forward()
+    return _head_response(versions.context, head, "hit")
 
 
 async def _asked_head(versions: VersionSource) -> Response:
@@ -507,11 +515,18 @@ async def _asked_head(versions: VersionSource) -> Response:
         if known is not None:
             return _head_response(versions.context, known, "hit")
         return _refusal(error) if isinstance(error, OriginAnswered) else await versions.forward()
+    if _is_range_of_nothing(versions, head):
+        return await versions.forward()
     if head.remembered:
         return _head_response(versions.context, head, "hit")
     reply = _head_response(versions.context, head, "miss")
     reply.reason = "first-read" if before is None else "expired" if before == head.version else "changed"
     return reply
+
+
+def _is_range_of_nothing(versions: VersionSource, head: ObjectHead) -> bool:
+    """Whether bytes of an empty object are asked for, about which servers differ. Of one that is pending we say it."""
+    return head.version.size_bytes == 0 and "range" in versions.context.request.headers and not versions.is_served(head)
 
 
 def _refusal(answer: OriginAnswered) -> Response:

@@ -24,8 +24,9 @@ from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
 from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
-from gateway.operations.read_object import CurrentVersions, VersionSource, get_object, head_object
+from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
+from gateway.operations.warm_up import head_object_and_warm
 from gateway.operations.writeback.completing import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
 from gateway.operations.writeback.deleting import delete_pending
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
     Operation.GET_OBJECT: get_object,
-    Operation.HEAD_OBJECT: head_object,
+    Operation.HEAD_OBJECT: head_object_and_warm,
 }
 
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})

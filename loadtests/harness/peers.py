@@ -113,23 +113,24 @@ class Varnish(ServerProcess):
 class Rclone(ServerProcess):
     """`rclone serve s3` with a full VFS cache; verifies SigV4 as it comes in the Authorization header.
 
-    With `takes_writes` it keeps what is written (in `--vfs-cache-mode writes`) for an hour before it uploads any of it.
+    With `takes_writes` it keeps what is written (in `--vfs-cache-mode writes`) for `write_back` before it uploads that.
     """
 
     name = "rclone serve s3"
 
-    def __init__(self, origin: ServerProcess, *, takes_writes: bool = False, **options: Any) -> None:
+    def __init__(
+        self, origin: ServerProcess, *, takes_writes: bool = False, write_back: str = "1h", **options: Any
+    ) -> None:
         self._executable = tools.program("rclone")
         self._origin_url = origin.url
-        self._takes_writes = takes_writes
+        self._mode = ("--vfs-cache-mode", "writes", "--vfs-write-back", write_back) if takes_writes else _READING
         super().__init__(**options)
 
     def command(self) -> Sequence[str]:
-        mode = ("--vfs-cache-mode", "writes", "--vfs-write-back", "1h") if self._takes_writes else _READING
         return [
             *(self._executable, "serve", "s3", "origin:", "--addr", f"127.0.0.1:{self.port}"),
             *("--auth-key", ",".join(ORIGIN_KEYS), "--no-modtime", "--use-server-modtime"),
-            *("--cache-dir", str(self.directory / "cache"), "--vfs-fast-fingerprint", *mode),
+            *("--cache-dir", str(self.directory / "cache"), "--vfs-fast-fingerprint", *self._mode),
             *("--dir-cache-time", "24h", "--vfs-cache-max-age", "24h", "--buffer-size", "0", "--log-level", "ERROR"),
         ]
 

@@ -76,6 +76,14 @@ class ServerProcess:
         assert self._process is not None, "not started"
         return machine.cpu_seconds(self._process.pid)
 
+    def kill_and_restart(self) -> None:
+        """SIGKILL all its processes, and start it again on the same directory and port."""
+        assert self._process is not None, "not started"
+        self._signal(signal.SIGKILL)
+        self._process.wait(_STOP_SECONDS)
+        self._start()
+        self._wait_for_port()
+
     def __enter__(self) -> Self:
         try:
             self._start()

@@ -15,6 +15,7 @@ from loadtests.harness.server_process import ServerProcess
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.005
+_QUIET_SECONDS = 0.5
 
 
 class SinkOrigin(ServerProcess):
@@ -45,6 +46,10 @@ class SinkOrigin(ServerProcess):
         """How many objects of its families, or parts of such, it has been asked for."""
         return int(self._ask("/.counters")["gets"])
 
+    def requests(self) -> int:
+        """How many requests about objects it has had."""
+        return int(self._ask("/.counters")["requests"])
+
     def until_it_has(self, objects: int, seconds_max: float) -> None:
         """Return as soon as it has so many; RuntimeError when that takes too long."""
         deadline = time.monotonic() + seconds_max
@@ -52,6 +57,13 @@ class SinkOrigin(ServerProcess):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the origin has {found} of {objects} objects after {seconds_max:g} seconds")
             time.sleep(_POLL_SECONDS)
+
+    def until_quiet(self) -> None:
+        """Return when nothing was asked for half a second."""
+        before = -1
+        while (now := self.requests()) != before:
+            before = now
+            time.sleep(_QUIET_SECONDS)
 
     def _ask(self, target: str) -> dict[str, float]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -71,10 +71,13 @@ class State:
     """Path → what can be read."""
     received_bytes: int = 0
     gets: int = 0
+    requests: int = 0
+    """That are about an object."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def counters(self) -> bytes:
         counters = {"objects": len(self.objects), "received_bytes": self.received_bytes, "gets": self.gets}
+        counters["requests"] = self.requests
         return json.dumps(counters).encode()
 
 
@@ -129,7 +132,9 @@ class Connection:
             self._wire.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if request.path.startswith("/."):
             self._tell(request)
-        elif request.method == "PUT":
+            return
+        self._state.requests += request.path.rstrip("/").count("/") > 1
+        if request.method == "PUT":
             self._put(request)
         elif request.method == "POST":
             self._post(request)

@@ -85,7 +85,7 @@ def test_3_1_different_questions_are_not_joined(tmp_path: Path) -> None:
                 {"if_none_match": etag},
                 {"if_match": '"other"'},
                 {"x_amz_checksum_mode": "ENABLED"},
-                {"range": "bytes=0-0"},
+                {"range": "bytes=0-1"},
             ]
             before = gateway.origin.count(Operation.HEAD_OBJECT)
             answers = await asyncio.gather(*(ask(gateway, "HEAD", "/bucket/k", **one) for one in variants))

@@ -20,6 +20,7 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.objects import Homes
 from gateway.operations.context import AppContext
+from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
@@ -42,6 +43,7 @@ class GatewayApp:
     answers: BucketMetadataCache
     snapshots: SnapshotStore
     buffer: WritebackBuffer | None = None
+    warm_ups: WarmUpQueue | None = None
 
 
 @asynccontextmanager
@@ -119,7 +121,10 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, RequestMetrics())
-        yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer)
+        try:
+            yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer, services.warm_ups)
+        finally:
+            await services.close()
     finally:
         if buffer is not None:
             await buffer.close()

@@ -1,23 +1,28 @@
 """What was flushed is an object of the origin's from now on: found there, and its bytes stay here as cached blocks.
 
 The staged files become blocks under a second name, without a copy; whatever lies in no file as a whole block is fetched
-when it is read. Nothing is lost when there is no room for them.
+when it is read. Nothing is lost when there is no room for them. Where the slot remembers, the origin is asked once for
+the object's head, so that a restore finds it without a question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.hard_link_ingest import OfferedFile
-from gateway.errors import BlockError, BufferDamaged
-from gateway.metadata.catalog import Catalog
-from gateway.objects import ObjectVersion
+from gateway.errors import BlockError, BufferDamaged, OriginError, S3Error
+from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
+from gateway.objects import ObjectKey, ObjectVersion
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Write
+
+_HEADERS = {CHECKSUM_MODE: "ENABLED"}
+"""As most clients ask; what is learned so answers those that ask without it as well."""
 
 
 class CachePromoter:
@@ -35,6 +40,14 @@ class CachePromoter:
         if etag is not None:
             await self._keep(pending, ObjectVersion(pending.key, etag, pending.size_bytes))
         await invalidate(WriteScope(self._catalog, self._slots, pending.key.bucket, [pending.key.key]))
+        if etag is not None:
+            await self._learn(pending.key)
+
+    async def _learn(self, key: ObjectKey) -> None:
+        slot = self._slots.find(key.bucket, key.key)
+        if is_remembered(slot, _HEADERS):
+            with suppress(OriginError, S3Error):  # the first reader asks then
+                await self._catalog.current(key, slot, headers=_HEADERS, look=True)
 
     async def _keep(self, pending: Write, version: ObjectVersion) -> None:
         slot = self._slots.find(pending.key.bucket, pending.key.key).name

@@ -1,0 +1,105 @@
+"""Warming by plain S3: a HEAD with `Range: bytes=0-0` has the whole object fetched into the cache, in the background.
+
+    answered as any HEAD is (read_object.py) ─▶ which version was that? ─▶ is it here, and is it kept? ─▶ the queue
+
+The answer says in `x-forebay-cache` whether the bytes of the object are here: `hit`, all of them, else they are on
+their way, unless it says `not-kept`.
+"""
+
+from __future__ import annotations
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.presence import Explanation
+from gateway.errors import OriginBodyError, StoreUnavailable
+from gateway.metadata.entries import ObjectHead, object_head_of_get
+from gateway.objects import MissReason, ObjectVersion
+from gateway.operations.context import Answer, RequestContext, Response
+from gateway.operations.pending_versions import PendingVersions
+from gateway.operations.read_object import (
+    WARM_UP_RANGE,
+    VersionSource,
+    has_cacheable_bytes,
+    head_must_bypass,
+    head_object,
+    vary_headers,
+)
+from gateway.s3.error_codes import s3_error
+
+_LATER = {"retry-after": "1"}
+
+
+def head_object_and_warm(versions: VersionSource) -> Answer:
+    """Answer a HEAD; one that asks for it begins a warm-up.
+
+    S3Error SlowDown where that finds no room in the queue: nothing was done then, and SDKs ask again.
+    """
+    answer = head_object(versions)
+    request = versions.context.request
+    if request.headers.get("range") != WARM_UP_RANGE or head_must_bypass(request) or vary_headers(versions.headers):
+        return answer  # of a part, a version, with a key: not what blocks hold
+    if isinstance(versions, PendingVersions):
+        return answer  # its bytes are here
+    return _warmed(versions.context, answer)
+
+
+async def _warmed(context: RequestContext, answer: Answer) -> Response:
+    reply = answer if isinstance(answer, Response) else await answer
+    try:
+        version = _version(context, reply)
+        if version is not None:
+            await _begin(context, version, reply)
+    except BaseException:
+        await reply.aclose()
+        raise
+    return reply
+
+
+def _version(context: RequestContext, reply: Response) -> ObjectVersion | None:
+    """The one that an answer is about; None: of no use for the cache, or there is none."""
+    if reply.status not in (200, 206):
+        return None
+    headers = dict([*reply.encoded.pairs, *reply.headers])
+    if reply.length_bytes is not None:
+        headers.setdefault("content-length", str(reply.length_bytes))
+    try:
+        head, _ = object_head_of_get(context.object_key, reply.status, headers)
+    except OriginBodyError:
+        return None
+    return head.version if _is_cacheable(head) else None
+
+
+def _is_cacheable(head: ObjectHead) -> bool:
+    return has_cacheable_bytes(head) and head.version.size_bytes > 0
+
+
+async def _begin(context: RequestContext, version: ObjectVersion, reply: Response) -> None:
+    """Have the version fetched where it is kept and not here; the answer's label says which it is."""
+    services, slot = context.services, context.slot
+    blocks, queue = services.blocks, services.warm_ups
+    reply.cache, reply.reason = "miss", "not-kept"
+    if queue is None or not isinstance(blocks, BlockCache):
+        return
+    try:
+        found = await blocks.explain(version.key, version, slot.name)
+        if found.here is not None and found.here.here == found.here.blocks:
+            reply.cache, reply.reason = "hit", None
+            return
+        if found.why_not_kept is not None or version.size_bytes > blocks.obtainable_bytes(slot.name):
+            return
+    except StoreUnavailable:
+        return
+    if not queue.begin(version, slot):
+        message = "Too many objects wait to be warmed. Please reduce your request rate."
+        raise s3_error("SlowDown", message, headers=_LATER)
+    if found.here is not None and found.here.here_bytes:
+        reply.cache = "partial"
+    reply.reason = _why_missing(found)
+
+
+def _why_missing(found: Explanation) -> MissReason:
+    here = found.here
+    if here is not None and here.evicted:
+        return "evicted"
+    if found.holding.blocks and (here is None or not here.here_bytes):
+        return "changed"
+    return "first-read"

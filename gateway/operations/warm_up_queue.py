@@ -1,0 +1,175 @@
+"""Objects that a worker fetches into the cache in the background, because a client has asked for that by a HEAD.
+
+    begin ─▶ waiting, WAITING_MAX at most ─▶ OBJECTS_AT_ONCE of them ─▶ pieces, PIECES_AT_ONCE in all ─▶ blocks.fetch
+
+What several workers are asked for is fetched once: the cache agrees on each block (blocks/filling/single_flight.py).
+An object is left where the cache takes no more of it, where it is written or deleted meanwhile, and where the worker
+ends. Nothing of the queue outlives the worker: who wants the object asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Literal, TypeAlias
+
+import structlog
+
+from gateway.blocks.cache import BlockCache
+from gateway.clock import Clock
+from gateway.counting import WarmUpMetrics
+from gateway.errors import ForebayError, OriginAnswered, OriginUnreachable
+from gateway.metadata.catalog import Catalog
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.origin.client import Purpose
+from gateway.origin.retry import says_later
+from gateway.policy.slots import Slot
+from gateway.rate_limited_log import RateLimitedLog
+
+WAITING_MAX = 4096
+"""Objects; some hundred bytes of memory each."""
+
+OBJECTS_AT_ONCE = 4
+PIECES_AT_ONCE = 8
+PIECES_WHILE_BUSY = 2
+"""So many while other processes fill blocks: for readers, then, who wait for them."""
+
+ATTEMPTS_MAX = 4
+"""Beyond what one request is tried (origin/retry.py)."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+_BUSY_LOOK_SECONDS = 0.05
+
+_Outcome: TypeAlias = Literal["fetched", "no-room", "changed", "failed"]
+
+_log = RateLimitedLog(structlog.get_logger("forebay.cache"))
+
+
+class WarmUpQueue:
+    """The warm-ups of one worker. Event loop only; `close` at the end, before `blocks`."""
+
+    def __init__(
+        self, blocks: BlockCache, catalog: Catalog, clock: Clock, is_pending: Callable[[ObjectKey], bool]
+    ) -> None:
+        self._blocks = blocks
+        self._catalog = catalog
+        self._clock = clock
+        self._is_pending = is_pending
+        self._observer = WarmUpMetrics()
+        self._waiting: deque[tuple[ObjectVersion, Slot]] = deque()
+        self._known: set[ObjectVersion] = set()
+        """What waits and what runs."""
+        self._running: set[asyncio.Task[None]] = set()
+        self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
+        self._fetching = 0
+        self._is_closed = False
+
+    def begin(self, version: ObjectVersion, slot: Slot) -> bool:
+        """Have all blocks of a version fetched in the background; False: too many wait. Twice is once."""
+        if version in self._known:
+            return True
+        if self._is_closed or len(self._waiting) >= WAITING_MAX:
+            return False
+        self._known.add(version)
+        self._waiting.append((version, slot))
+        self._observer.waiting(1)
+        if len(self._running) < OBJECTS_AT_ONCE:
+            # In a context of its own: what belongs to the request ends with it.
+            task = asyncio.create_task(self._work(), name="warm-up", context=Context())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return True
+
+    async def settle(self) -> None:
+        """Wait until nothing waits or runs."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def close(self) -> None:
+        """Leave what waits, and break off what runs."""
+        self._is_closed = True
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._observer.waiting(-len(self._waiting))
+        self._waiting.clear()
+        self._known.clear()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            version, slot = self._waiting.popleft()
+            self._observer.waiting(-1)
+            try:
+                self._observer.ended(slot.name, await self._fetched(version, slot))
+            finally:
+                self._known.discard(version)
+
+    async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
+        """Fetch one object; how that ended."""
+        try:
+            return await self._fetch(version, slot)
+        except OriginAnswered as answer:
+            if answer.status in (404, 412):
+                self._catalog.forget(version.key)  # there is another version, or none
+                return "changed"
+            reason = f"the origin answered {answer.status}"
+        except ForebayError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with one object, the next one has its turn
+            reason = f"{type(error).__name__}: {error}"
+        _log.warning("an object was not warmed", "failed", object=str(version.key), reason=reason)
+        return "failed"
+
+    async def _fetch(self, version: ObjectVersion, slot: Slot) -> _Outcome:
+        """Raises what the origin did, for the first piece that it did not give."""
+        pieces: set[asyncio.Task[bool]] = set()
+        try:
+            for piece in self._blocks.pieces(version, slot.name):
+                await self._wait_for_turn()
+                pieces.add(asyncio.create_task(self._fetch_piece(version, piece, slot), name="warm-up piece"))
+                over = {task for task in pieces if task.done()}
+                pieces -= over
+                if not all(task.result() for task in over):
+                    return "no-room"
+                if self._is_pending(version.key):
+                    return "changed"
+            return "fetched" if all(await asyncio.gather(*pieces)) else "no-room"
+        finally:
+            for task in pieces:
+                task.cancel()
+            await asyncio.gather(*pieces, return_exceptions=True)
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until one piece more may be fetched; `_fetch_piece` ends its turn."""
+        await self._pieces.acquire()
+        try:
+            while self._fetching >= PIECES_WHILE_BUSY and self._blocks.others_fill():
+                await self._clock.sleep(_BUSY_LOOK_SECONDS)
+        except BaseException:
+            self._pieces.release()
+            raise
+        self._fetching += 1
+
+    async def _fetch_piece(self, version: ObjectVersion, piece: ByteRange, slot: Slot) -> bool:
+        """Have one piece on disk; whether it is. Raises what the last try did."""
+        try:
+            pause_seconds = _FIRST_PAUSE_SECONDS
+            for _ in range(ATTEMPTS_MAX - 1):
+                try:
+                    return await self._try_piece(version, piece, slot)
+                except (OriginUnreachable, OriginAnswered) as error:
+                    if isinstance(error, OriginAnswered) and not says_later(error.status):
+                        raise
+                await self._clock.sleep(pause_seconds)
+                pause_seconds *= 2
+            return await self._try_piece(version, piece, slot)
+        finally:
+            self._fetching -= 1
+            self._pieces.release()
+
+    async def _try_piece(self, version: ObjectVersion, piece: ByteRange, slot: Slot) -> bool:
+        _, is_kept = await self._blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
+        return is_kept

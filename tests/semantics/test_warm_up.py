@@ -1,0 +1,204 @@
+"""Clause 9.7 of docs/semantics.md: a HEAD with `Range: bytes=0-0` warms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.metrics import WARM_UP_OBJECTS
+from gateway.operations import warm_up_queue
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.manual_clock import ManualClock
+
+PREFIX = Prefix.parse("s3://bucket/")
+STRICT = Slot("strict", PREFIX)
+TTL = Slot("ttl", PREFIX, "read-write", "ttl", 60.0)
+IMMUTABLE = Slot("immutable", PREFIX, "read-write", "immutable")
+SMALL_ONLY = Slot("small-only", PREFIX, "read-write", "ttl", 60.0, kept_object_bytes_max=10)
+BLOCKS = 5
+LARGE = bytes(range(256)) * (BLOCKS * BLOCK_SIZE_BYTES // 256)
+
+Scenario = Callable[[GatewayApp], Awaitable[None]]
+
+
+def play(
+    directory: Path, slot: Slot, scenario: Scenario, *, capacity_bytes: int = 256 * 1024**2, writeback: bool = False
+) -> None:
+    async def run() -> None:
+        async with gateway_app(
+            directory,
+            slots=[slot],
+            clock=ManualClock(),
+            capacity_bytes=capacity_bytes,
+            writeback=writeback,
+            allow_unsigned=True,
+        ) as gateway:
+            gateway.origin.put("bucket", "k", LARGE)
+            await scenario(gateway)
+
+    asyncio.run(run())
+
+
+async def warm(gateway: GatewayApp, target: str = "/bucket/k", **headers: str) -> Answer:
+    return await call(gateway.app, "HEAD", target, {"Range": "bytes=0-0", **headers}, sign=False)
+
+
+async def settle(gateway: GatewayApp) -> None:
+    assert gateway.warm_ups is not None
+    await gateway.warm_ups.settle()
+
+
+def gets(gateway: GatewayApp) -> int:
+    return len([one for one in gateway.origin.calls if one.method == "GET"])
+
+
+@pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
+def test_9_7_a_head_for_the_first_byte_brings_the_whole_object(tmp_path: Path, slot: Slot) -> None:
+    """9.7 It is answered as S3 does, 206 and one byte of so many; then every byte comes from this node, and the same
+    HEAD says `hit`."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        answer = await warm(gateway)
+        assert (answer.status, answer.body) == (206, b"")
+        assert answer.headers["content-range"] == f"bytes 0-0/{len(LARGE)}"
+        assert answer.headers["content-length"] == "1"
+        assert answer.headers["x-forebay-cache"] == "miss; reason=first-read"
+        await settle(gateway)
+        asked = gets(gateway)
+        read = await call(gateway.app, "GET", "/bucket/k", sign=False)
+        assert (read.body, read.headers["x-forebay-cache"], gets(gateway)) == (LARGE, "hit", asked)
+        assert (await warm(gateway)).headers["x-forebay-cache"] == "hit"
+
+    play(tmp_path, slot, scenario)
+
+
+def test_9_7_asked_again_and_again_it_is_fetched_once(tmp_path: Path) -> None:
+    """9.7 512 clients ask at once; each block is asked for once, and the version once."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        answers = await asyncio.gather(*(warm(gateway) for _ in range(512)))
+        assert {answer.status for answer in answers} == {206}
+        await settle(gateway)
+        assert gets(gateway) == BLOCKS
+        assert gateway.origin.count(Operation.HEAD_OBJECT) <= 2
+
+    play(tmp_path, TTL, scenario)
+
+
+@pytest.mark.parametrize("change", ["partNumber=1", "versionId=null", "response-content-type=x"])
+def test_9_7_what_is_not_the_whole_current_object_warms_nothing(tmp_path: Path, change: str) -> None:
+    """9.7 A part, a version, overrides; nor does another range, or a GET of the first byte warm all."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        if change != "partNumber=1":
+            await warm(gateway, f"/bucket/k?{change}")
+        for asked in ("bytes=0-1", "bytes=0-", "bytes=-1"):
+            answer = await call(gateway.app, "HEAD", "/bucket/k", {"Range": asked}, sign=False)
+            assert answer.headers["x-forebay-cache"] == "forwarded"
+        await settle(gateway)
+        assert gets(gateway) == 0
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_9_7_what_its_slot_does_not_keep_is_not_fetched(tmp_path: Path) -> None:
+    """9.7 The answer says so: `miss; reason=not-kept`. So it does of what is larger than its slot may have."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        assert (await warm(gateway)).headers["x-forebay-cache"] == "miss; reason=not-kept"
+        await settle(gateway)
+        assert gets(gateway) == 0
+
+    play(tmp_path / "kept", SMALL_ONLY, scenario)
+    play(tmp_path / "small", TTL, scenario, capacity_bytes=2 * BLOCK_SIZE_BYTES)
+
+
+def test_9_7_an_absence_and_an_empty_object_are_answered_as_the_origin_does(tmp_path: Path) -> None:
+    """9.7 Nothing is begun for them."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        gateway.origin.put("bucket", "empty", b"")
+        assert (await warm(gateway, "/bucket/none")).status == 404
+        for _ in range(2):
+            answer = await warm(gateway, "/bucket/empty")
+            assert answer.headers["x-forebay-cache"] == "forwarded"
+        assert gets(gateway) == 0
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_9_7_a_full_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9.7 503 SlowDown, which SDKs repeat; nothing was done for it."""
+    monkeypatch.setattr(warm_up_queue, "WAITING_MAX", 2)
+
+    async def scenario(gateway: GatewayApp) -> None:
+        keys = [f"k{number}" for number in range(40)]
+        for key in keys:
+            gateway.origin.put("bucket", key, LARGE)
+        answers = await asyncio.gather(*(warm(gateway, f"/bucket/{key}") for key in keys))
+        assert {answer.status for answer in answers} == {206, 503}
+        refused = next(answer for answer in answers if answer.status == 503)
+        assert "retry-after" in refused.headers
+        await settle(gateway)
+        begun = [answer for answer in answers if answer.status == 206]
+        assert gets(gateway) == BLOCKS * len(begun)
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_9_7_what_changes_meanwhile_is_left(tmp_path: Path) -> None:
+    """9.7 A change at the origin ends a warm-up, and what was known of the object is forgotten."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        await call(gateway.app, "HEAD", "/bucket/k", sign=False)
+        await gateway.catalog.settle()
+        gateway.origin.put("bucket", "k", b"another" * 1000)
+        before = WARM_UP_OBJECTS.value("ttl", "changed")
+        await warm(gateway)
+        await settle(gateway)
+        assert WARM_UP_OBJECTS.value("ttl", "changed") == before + 1
+        assert (await call(gateway.app, "GET", "/bucket/k", sign=False)).body == b"another" * 1000
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_9_7_what_is_pending_needs_no_warming(tmp_path: Path) -> None:
+    """9.7 Its bytes are on this node: `hit`, and the origin is asked nothing."""
+    slot = Slot("back", PREFIX, write="back")
+
+    async def scenario(gateway: GatewayApp) -> None:
+        await call(gateway.app, "PUT", "/bucket/first", body=b"first", sign=False)
+        absorbed = await call(gateway.app, "PUT", "/bucket/k", body=b"x" * 1000, sign=False)
+        assert absorbed.headers["x-forebay-cache"] == "absorbed"
+        asked = gateway.origin.count()
+        answer = await warm(gateway)
+        assert (answer.status, answer.headers["x-forebay-cache"]) == (206, "hit")
+        assert answer.headers["content-range"] == "bytes 0-0/1000"
+        assert gateway.origin.count() == asked
+
+    play(tmp_path, slot, scenario, writeback=True)
+
+
+def test_9_7_an_end_of_the_worker_ends_it(tmp_path: Path) -> None:
+    """9.7 What waits and what runs is left, and nothing is in the way of the end."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        keys = [f"k{number}" for number in range(40)]
+        for key in keys:
+            gateway.origin.put("bucket", key, LARGE)
+            await warm(gateway, f"/bucket/{key}")
+        assert gateway.warm_ups is not None
+        await gateway.warm_ups.close()
+        await gateway.blocks.settle()
+        asked = gets(gateway)
+        assert asked < BLOCKS * len(keys)
+        assert (await warm(gateway)).status == 503
+        assert gets(gateway) == asked
+
+    play(tmp_path, TTL, scenario)
