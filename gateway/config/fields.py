@@ -17,6 +17,7 @@ from pydantic import (
     PlainValidator,
 )
 
+from gateway.checkpoint_patterns import BUILT_IN, parse_pattern
 from gateway.config.units import (
     parse_bandwidth_bytes_per_second,
     parse_duration_seconds,
@@ -116,9 +117,17 @@ def valid_endpoint_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def checkpoint_pattern(value: str) -> str:
+    """`built-in`, or a pattern of keys (checkpoint_patterns.py)."""
+    if value != BUILT_IN:
+        parse_pattern(value)
+    return value
+
+
 HostName = Annotated[str, AfterValidator(host_name)]
 S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]
+CheckpointPatternText = Annotated[str, AfterValidator(checkpoint_pattern)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 PORT = "a whole number 0 to 65535; 0 picks a free port"
 
