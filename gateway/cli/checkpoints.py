@@ -22,6 +22,7 @@ _PATH = "/api/v1/checkpoints"
 _PAGE = 100
 _LISTED_MAX = 1000
 _RANKS_SHOWN_MAX = 10
+_DAY_SECONDS = 86_400 - 0.5
 
 PrefixArgument = Annotated[
     str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The checkpoints whose names begin so; s3:// is every one.")
@@ -117,7 +118,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """`0:12:05`, `0.8 s`; `-` for none."""
+    """`0.8 s`, `0:12:05`, `4.2 d`; `-` for none."""
     if seconds is None:
         return "-"
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds))).replace(" days, ", "d ")
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(timedelta(seconds=round(seconds))) if seconds < _DAY_SECONDS else f"{seconds / _DAY_SECONDS:.1f} d"

@@ -153,7 +153,7 @@ class CheckpointRows:
             "SELECT id FROM checkpoints WHERE NOT EXISTS "
             "(SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id) AND NOT EXISTS "
             "(SELECT 1 FROM writes WHERE bucket = checkpoints.bucket AND key >= checkpoints.prefix "
-            f"AND key < checkpoints.prefix || x'{BEHIND_ALL.hex()}' AND {OPEN}) AND {condition}"
+            f"AND key < CAST(checkpoints.prefix || x'{BEHIND_ALL.hex()}' AS BLOB) AND {OPEN}) AND {condition}"
         )
         return self._rows.execute(f"DELETE FROM checkpoints WHERE id IN ({empty})", values).rowcount
 
