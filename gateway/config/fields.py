@@ -89,6 +89,10 @@ class RetiredValue(ValueError):
     """What was allowed once; the message says what to give instead."""
 
 
+class NoPattern(ValueError):
+    """What is no pattern of keys; the message says why."""
+
+
 def power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("a power of two")
@@ -119,8 +123,11 @@ def valid_endpoint_url(value: str) -> str:
 
 def checkpoint_pattern(value: str) -> str:
     """`built-in`, or a pattern of keys (checkpoint_patterns.py)."""
-    if value != BUILT_IN:
-        parse_pattern(value)
+    try:
+        if value != BUILT_IN:
+            parse_pattern(value)
+    except ValueError as error:
+        raise NoPattern(str(error)) from error
     return value
 
 
