@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 BUILT_IN = "built-in"
@@ -24,8 +25,10 @@ PATTERN_LENGTH_MAX = 1024
 
 _ANY_PARTS = "**"
 _STEP, _RANK = "{step}", "{rank}"
-_TOKEN = re.compile(r"\*|\{step\}|\{rank\}")
-_DIGITS = {_STEP: r"(?P<step>[0-9]{1,18})(?![0-9])", _RANK: r"(?P<rank>[0-9]{1,18})(?![0-9])", "*": r"[^/]*"}
+_TOKEN = re.compile(r"(\*|\{step\}|\{rank\})")
+_DIGITS = frozenset("0123456789")
+_DIGITS_MAX = 18
+"""Numbers that SQLite can hold."""
 
 
 class Found(NamedTuple):
@@ -36,12 +39,60 @@ class Found(NamedTuple):
     rank: int | None
 
 
+class Numbers(NamedTuple):
+    """What stands in a text at `{step}` and `{rank}`."""
+
+    step: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartPattern:
+    """What stands between two slashes: texts and numbers before the `*`, and behind it, if there is one."""
+
+    before: Sequence[str]
+    behind: Sequence[str] | None
+
+    def match(self, text: str) -> Numbers | None:
+        """None where the text is another. Each character is looked at once or twice, whatever they are."""
+        start, stop, numbers = 0, len(text), Numbers()
+        for token in self.before:
+            if token not in (_STEP, _RANK):
+                if not text.startswith(token, start):
+                    return None
+                start += len(token)
+                continue
+            end = start
+            while end < stop and text[end] in _DIGITS:
+                end += 1
+            if not 0 < end - start <= _DIGITS_MAX:
+                return None
+            numbers, start = _with(numbers, token, text[start:end]), end
+        for token in reversed(self.behind or ()):
+            if token not in (_STEP, _RANK):
+                if not text.endswith(token, start, stop):
+                    return None
+                stop -= len(token)
+                continue
+            begin = stop
+            while begin > start and text[begin - 1] in _DIGITS:
+                begin -= 1
+            if not 0 < stop - begin <= _DIGITS_MAX:
+                return None
+            numbers, stop = _with(numbers, token, text[begin:stop]), begin
+        return numbers if self.behind is not None or start == stop else None
+
+
+def _with(numbers: Numbers, token: str, digits: str) -> Numbers:
+    return numbers._replace(step=int(digits)) if token == _STEP else numbers._replace(rank=int(digits))
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPattern:
     """`head` is matched to find the checkpoint, `tail` behind it to find the rank: None stands for `**`."""
 
-    head: Sequence[re.Pattern[str] | None]
-    tail: Sequence[re.Pattern[str] | None]
+    head: Sequence[PartPattern | None]
+    tail: Sequence[PartPattern | None]
     is_directory: bool
 
     def find(self, key: str) -> Found | None:
@@ -63,7 +114,7 @@ class _Matched(NamedTuple):
     rank: int | None
 
 
-def _match(patterns: Sequence[re.Pattern[str] | None], parts: Sequence[str], count: int | None) -> _Matched | None:
+def _match(patterns: Sequence[PartPattern | None], parts: Sequence[str], count: int | None) -> _Matched | None:
     """How many parts it takes, as few as can be; exactly `count`, where that is said."""
     if None not in patterns:
         return _match_at(patterns, (), parts, 0, count)
@@ -77,8 +128,8 @@ def _match(patterns: Sequence[re.Pattern[str] | None], parts: Sequence[str], cou
 
 
 def _match_at(
-    before: Sequence[re.Pattern[str] | None],
-    after: Sequence[re.Pattern[str] | None],
+    before: Sequence[PartPattern | None],
+    after: Sequence[PartPattern | None],
     parts: Sequence[str],
     skipped: int,
     count: int | None,
@@ -86,14 +137,14 @@ def _match_at(
     taken = len(before) + skipped + len(after)
     if taken > len(parts) or count not in (None, taken):
         return None
-    numbers: dict[str, int] = {}
+    step = rank = None
     places = [*range(len(before)), *range(len(before) + skipped, taken)]
     for place, pattern in zip(places, (*before, *after), strict=True):
-        match = pattern.fullmatch(parts[place]) if pattern is not None else None
-        if match is None:
+        found = pattern.match(parts[place]) if pattern is not None else None
+        if found is None:
             return None
-        numbers |= {name: int(digits) for name, digits in match.groupdict().items()}
-    return _Matched(taken, numbers.get("step"), numbers.get("rank"))
+        step, rank = found.step if step is None else step, found.rank if rank is None else rank
+    return _Matched(taken, step, rank)
 
 
 @lru_cache(256)
@@ -127,21 +178,24 @@ def parse_pattern(text: str) -> CheckpointPattern:
     return CheckpointPattern(_compiled(text, head), _compiled(text, tail), is_directory or bool(tail))
 
 
-def _compiled(text: str, parts: Sequence[str]) -> Sequence[re.Pattern[str] | None]:
+def _compiled(text: str, parts: Sequence[str]) -> Sequence[PartPattern | None]:
     if parts.count(_ANY_PARTS) > 1:
         raise ValueError(f"{text!r}: ** may stand once before the checkpoint's directory, and once behind it")
     return tuple(None if part == _ANY_PARTS else _compiled_part(text, part) for part in parts)
 
 
-def _compiled_part(text: str, part: str) -> re.Pattern[str]:
-    """One `*` at most: with more, time would grow with the square of the key's length."""
-    if part.count("*") > 1:
+def _compiled_part(text: str, part: str) -> PartPattern:
+    tokens = [token for token in _TOKEN.split(part) if token]
+    if tokens.count("*") > 1:
         raise ValueError(f"{text!r}: * may stand once between two slashes, and ** alone between them")
-    if re.search(r"\*\{(step|rank)\}", part):
-        raise ValueError(f"{text!r}: * may not stand right before a number, it would take its digits")
-    literals = _TOKEN.split(part)
-    if any("{" in literal or "}" in literal for literal in literals):
+    for piece, following in pairwise(tokens):
+        if following in (_STEP, _RANK) and (piece == "*" or piece[-1] in _DIGITS):
+            raise ValueError(f"{text!r}: neither * nor a digit may stand right before a number: where does it begin?")
+        if piece in (_STEP, _RANK) and following[0] in _DIGITS:
+            raise ValueError(f"{text!r}: no digit may stand right behind a number: where does it end?")
+    if any("{" in token or "}" in token for token in tokens if token not in (_STEP, _RANK)):
         raise ValueError(f"{text!r}: braces stand around step and rank only")
-    tokens = [*_TOKEN.findall(part), ""]
-    pairs = zip(literals, tokens, strict=True)
-    return re.compile("".join(re.escape(literal) + _DIGITS.get(token, "") for literal, token in pairs))
+    if "*" not in tokens:
+        return PartPattern(tokens, None)
+    at = tokens.index("*")
+    return PartPattern(tokens[:at], tokens[at + 1 :])

@@ -101,17 +101,15 @@ def checkpoint_of(key: ObjectKey, rules: Rules = KNOWN) -> CheckpointName | None
 
 _TEMPORARY = r"(?:[._-]tmp|\.partial|\.incomplete)?"
 
-_DIRECTORIES = (
-    (re.compile(rf"(?:tmp-)?checkpoint-({_N}){_TEMPORARY}"), "huggingface"),
-    (re.compile(rf"global_step({_N}){_TEMPORARY}"), "deepspeed"),
-    (re.compile(rf"iter_({_N}){_TEMPORARY}"), "megatron"),
-    (
-        re.compile(
-            rf"(?:model_|global_)?(?:step|ckpt|checkpoint|chkpt|iter|iteration|epoch)[-_=]?({_N}){_TEMPORARY}",
-        ),
-        "step",
+_DIRECTORIES = {
+    "huggingface": re.compile(rf"(?:tmp-)?checkpoint-({_N}){_TEMPORARY}"),
+    "deepspeed": re.compile(rf"global_step({_N}){_TEMPORARY}"),
+    "megatron": re.compile(rf"iter_({_N}){_TEMPORARY}"),
+    "step": re.compile(
+        rf"(?:model_|global_)?(?:step|ckpt|checkpoint|chkpt|iter|iteration|epoch)[-_=]?({_N}){_TEMPORARY}"
     ),
-)
+}
+"""The first that fits counts."""
 
 _OF_LIGHTNING = re.compile(rf"(?:^|[-_.])(?:global_)?step=({_N})(?![0-9])")
 _EPOCH_OF_LIGHTNING = re.compile(rf"(?:^|[-_.])epoch=({_N})(?![0-9])")
@@ -155,7 +153,7 @@ def _directory(parts: Sequence[str]) -> _Directory | None:
 
 def _named(part: str) -> tuple[int, str] | None:
     """Step and layout, as the name of a directory says them."""
-    for pattern, layout in _DIRECTORIES:
+    for layout, pattern in _DIRECTORIES.items():
         if (match := pattern.fullmatch(part)) is not None:
             return int(match[1]), layout
     return _lightning(part)
@@ -174,14 +172,17 @@ def _lightning(part: str) -> tuple[int, str] | None:
 _KINDS = r"(?:pt|pth|ckpt|bin|safetensors|tar|pkl|npz|msgpack|nemo)"
 _MEGATRON_RANK = re.compile(r"(?:mp|tp)_rank_[0-9]{2,6}(?:_(?:pp_rank_)?[0-9]{3,6}){0,2}")
 
-_FILES = (
-    (re.compile(r"_{0,4}[0-9]{1,18}_[0-9]{1,18}\.distcp|\.metadata(?:\.tmp)?"), "dcp"),
-    (re.compile(r"[a-z0-9_]{0,64}mp_rank_[0-9]{2,6}_(?:model|optim)_states\.pt"), "deepspeed"),
-    (re.compile(r"layer_[0-9]{2,6}-model_[0-9]{2,6}-model_states\.pt"), "deepspeed"),
-    (re.compile(r".{0,255}-[0-9]{5}-of-[0-9]{5}\.safetensors|.{0,255}\.safetensors\.index\.json"), "safetensors"),
-    (re.compile(r"pytorch_model-[0-9]{5}-of-[0-9]{5}\.bin|pytorch_model\.bin\.index\.json"), "huggingface"),
-    (re.compile(rf"(?:[A-Za-z0-9_.-]{{0,200}}[-_.])?rank[-_]?[0-9]{{1,9}}(?:-of-[0-9]{{1,9}})?\.{_KINDS}"), "ranks"),
-)
+_FILES = {
+    "dcp": re.compile(r"_{0,4}[0-9]{1,18}_[0-9]{1,18}\.distcp|\.metadata(?:\.tmp)?"),
+    "deepspeed": re.compile(
+        r"[a-z0-9_]{0,64}mp_rank_[0-9]{2,6}_(?:model|optim)_states\.pt"
+        r"|layer_[0-9]{2,6}-model_[0-9]{2,6}-model_states\.pt"
+    ),
+    "safetensors": re.compile(r".{0,255}-[0-9]{5}-of-[0-9]{5}\.safetensors|.{0,255}\.safetensors\.index\.json"),
+    "huggingface": re.compile(r"pytorch_model-[0-9]{5}-of-[0-9]{5}\.bin|pytorch_model\.bin\.index\.json"),
+    "ranks": re.compile(rf"(?:[A-Za-z0-9_.-]{{0,200}}[-_.])?rank[-_]?[0-9]{{1,9}}(?:-of-[0-9]{{1,9}})?\.{_KINDS}"),
+}
+"""The first that fits counts."""
 
 _OBJECT = re.compile(
     rf"(?:^|[-_.])(?:ckpt|checkpoint|chkpt|step|iter|iteration|epoch)[-_=]?(?:{_N}_)?({_N})\.{_KINDS}$"
@@ -189,7 +190,7 @@ _OBJECT = re.compile(
 
 
 def _layout_of_file(name: str) -> str | None:
-    return next((layout for pattern, layout in _FILES if pattern.fullmatch(name)), None)
+    return next((layout for layout, pattern in _FILES.items() if pattern.fullmatch(name)), None)
 
 
 def _object(name: str) -> tuple[int, str] | None:
