@@ -479,6 +479,7 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.upload_expiry_seconds,
             slot.authorization,
             slot.authorization_ttl_seconds,
+            None if slot.checkpoints is None else tuple(slot.checkpoints),
         )
         for slot in settings.slots
     ]

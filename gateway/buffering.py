@@ -133,6 +133,7 @@ class Flushing:
             group.create_task(self.buffer.bounds.tell_exposure(self._counters))
             group.create_task(self._keep_reserve())
             group.create_task(self._monitor.run())
+            group.create_task(self.admin.report.watch(self._buffers, self._counters))
 
     async def _keep_reserve(self) -> None:
         while True:

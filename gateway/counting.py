@@ -39,6 +39,7 @@ from gateway.metrics import (
     CALLER_WAITS,
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
+    CHECKPOINTS,
     DISK_STATES,
     INDEX_CHANGED_KEYS,
     INDEX_CRAWLED_KEYS,
@@ -298,6 +299,10 @@ class WritebackMetrics:
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         """How many do not get to the origin now."""
         WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
+
+    def checkpoints(self, slot: str, state: str, count: int) -> None:
+        """How many are in a state."""
+        CHECKPOINTS.set(count, slot, state)
 
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
         WRITEBACK_OPEN_UPLOADS.set(uploads, slot)

@@ -317,6 +317,13 @@ WRITEBACK_NOT_FLUSHED = Gauge(
     "is gone, expired credentials, no answer), conflict (others have changed the object: forebay writeback resolve) or "
     "damaged. forebay writeback list --problems names them.",
 )
+CHECKPOINTS = Gauge(
+    "forebay_checkpoints",
+    "checkpoints",
+    ("slot", "state"),
+    "Checkpoints that this node knows, by state: writing, stalled (a save that lacks something, of which nothing has "
+    "come for a minute), acknowledged, flushing, durable, failed, conflict. forebay checkpoints shows them.",
+)
 WRITEBACK_OPEN_UPLOADS = Gauge(
     "forebay_writeback_open_uploads",
     "uploads",

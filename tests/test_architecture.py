@@ -14,8 +14,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"clock", "durable", "errors", "file_lease", "file_lock", "heartbeats", "immutable", "lmdb_commits"}
-LEAVES |= {"md5_lanes", "objects", "pem", "rate_limited_log", "steps"}
+LEAVES = {"checkpoint_patterns", "clock", "durable", "errors", "file_lease", "file_lock", "heartbeats", "immutable"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink", "audit"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}

@@ -13,6 +13,7 @@ import typer
 from gateway import __version__
 from gateway.cli import jobs, snapshots, writeback
 from gateway.cli.callers import callers
+from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -46,6 +47,7 @@ app.command()(flush)
 app.command()(explain)
 app.command()(slots)
 app.command()(callers)
+app.command()(checkpoints)
 app.add_typer(writeback.app)
 
 

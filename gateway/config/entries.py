@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
+    CheckpointPatternText,
     DurationSeconds,
     PemFileSetting,
     RetiredValue,
@@ -459,6 +460,12 @@ class SlotSettings(Section):
         "Names (the last part of a key's path) of objects by which readers know that others are complete, such as a "
         "checkpoint's manifest.",
         allowed='a list of names, with * and ?, such as ["*.index.json"]; only with write = back',
+    )
+    checkpoints: list[CheckpointPatternText] | None = setting(
+        None,
+        "Which keys make one checkpoint: patterns of keys in the bucket with `{step}` and, behind it, `{rank}`; "
+        "`built-in` stands for the known layouts. Omitted: these alone. `[]`: nothing is grouped.",
+        allowed='a list such as ["built-in", "runs/*/step-{step}/"]; only with write = back',
     )
     upload_expiry_seconds: DurationSeconds = setting(
         "1d",

@@ -17,6 +17,7 @@ from pydantic import (
     PlainValidator,
 )
 
+from gateway.checkpoint_patterns import BUILT_IN, parse_pattern
 from gateway.config.units import (
     parse_bandwidth_bytes_per_second,
     parse_duration_seconds,
@@ -88,6 +89,10 @@ class RetiredValue(ValueError):
     """What was allowed once; the message says what to give instead."""
 
 
+class NoPattern(ValueError):
+    """What is no pattern of keys; the message says why."""
+
+
 def power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("a power of two")
@@ -116,9 +121,20 @@ def valid_endpoint_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def checkpoint_pattern(value: str) -> str:
+    """`built-in`, or a pattern of keys (checkpoint_patterns.py)."""
+    try:
+        if value != BUILT_IN:
+            parse_pattern(value)
+    except ValueError as error:
+        raise NoPattern(str(error)) from error
+    return value
+
+
 HostName = Annotated[str, AfterValidator(host_name)]
 S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]
+CheckpointPatternText = Annotated[str, AfterValidator(checkpoint_pattern)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 PORT = "a whole number 0 to 65535; 0 picks a free port"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import RetiredValue
+from gateway.config.fields import NoPattern, RetiredValue
 from gateway.config.settings import Settings
 from gateway.config.units import TooLarge
 from gateway.errors import ConfigError, ForebayError
@@ -57,7 +57,8 @@ def _problem(detail: ErrorDetails) -> ConfigError:
         # Its value is not shown: a misspelt name may stand in front of a secret.
         return ConfigError(key, Hidden(), _unknown(detail["loc"]))
     cause = detail.get("ctx", {}).get("error")
-    allowed = str(cause) if isinstance(cause, RetiredValue | TooLarge) else _allowed(detail["loc"]) or detail["msg"]
+    says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
+    allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
     if detail["type"] == "missing":
         return ConfigError(key, None, f"missing; {allowed}")
     return ConfigError(key, shown(key, detail["input"]), allowed)

@@ -88,6 +88,7 @@ def control_app(
             Route("/api/v1/writeback", guard(pending.show)),
             Route("/api/v1/writeback/objects", guard(pending.objects)),
             Route("/api/v1/writeback/uploads", guard(pending.uploads)),
+            Route("/api/v1/checkpoints", guard(pending.checkpoints)),
             Route("/api/v1/writeback/resolve", guard(pending.resolve), methods=["POST"]),
             Route("/api/v1/writeback/abort", guard(pending.abort), methods=["POST"]),
             Route("/api/openapi.json", guard(control.openapi)),

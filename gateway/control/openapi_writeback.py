@@ -91,9 +91,50 @@ _UPLOAD = {
         "reason": {"type": ["string", "null"], "description": "of the last failure"},
     },
 }
+_CHECKPOINT = {
+    "type": "object",
+    "properties": {
+        "bucket": {"type": "string"},
+        "prefix": {"type": "string", "description": "its directory; the key, where it is one object"},
+        "step": {"type": ["integer", "null"]},
+        "layout": {"type": "string", "examples": ["dcp", "huggingface", "pattern"]},
+        "slot": {"type": "string"},
+        "state": {"enum": ["writing", "stalled", "acknowledged", "flushing", "durable", "failed", "conflict"]},
+        "files": {"type": "integer", "description": "acknowledged objects"},
+        "bytes": {"type": "integer", "description": "of these"},
+        "bytes_flushed": {"type": "integer", "description": "what the origin has of them, parts too"},
+        "ranks": {"type": "integer", "description": "how many have written something, as names tell"},
+        "ranks_seen": {"type": "array", "items": {"type": "integer"}, "description": "the first 1000"},
+        "began_at": {**_TIME, "description": "the first byte of the save"},
+        "last_at": {**_TIME, "description": "the last thing that came of it"},
+        "save_seconds": {
+            "type": ["number", "null"],
+            "description": "from the first byte to the last acknowledgement; null: nothing is acknowledged",
+        },
+        "flush_seconds_left": {
+            "type": ["number", "null"],
+            "description": "at the rate of the last minute; null: nothing is left, or has moved",
+        },
+        "exposed_seconds": {
+            "type": ["number", "null"],
+            "description": "since the oldest object was acknowledged that only this node has; null: none is",
+        },
+        "missing": {
+            "type": "object",
+            "properties": {
+                "ranks": {"type": "array", "items": {"type": "integer"}, "description": "the first 100"},
+                "objects": {"type": "array", "items": {"type": "string"}, "description": "manifests and shards"},
+                "open_uploads": {"type": "integer"},
+            },
+            "description": "what the save lacks still",
+        },
+        "reason": {"type": ["string", "null"], "description": "of a failure or conflict"},
+    },
+}
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}
 _OBJECTS = {"type": "object", "properties": {"objects": {"type": "array", "items": _OBJECT}, "next": _NEXT}}
 _UPLOADS = {"type": "object", "properties": {"uploads": {"type": "array", "items": _UPLOAD}, "next": _NEXT}}
+_CHECKPOINTS = {"type": "object", "properties": {"checkpoints": {"type": "array", "items": _CHECKPOINT}, "next": _NEXT}}
 _PROGRESS = {
     "type": "object",
     "properties": {
@@ -167,6 +208,7 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
         _query("limit", "100"),
     ]
     problems = _query("problems", "true: only what does not get to the origin, the oldest first")
+    state = _query("state", "only those in a state, or in one of several: failed,conflict")
     through = _query("through", "the number that POST has answered")
     return {
         "/api/v1/flush": {
@@ -178,6 +220,9 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
             "get": _does("What is pending.", _OBJECTS, asked, parameters=[*page, problems]),
         },
         "/api/v1/writeback/uploads": {"get": _does("Open uploads.", _UPLOADS, asked, parameters=page)},
+        "/api/v1/checkpoints": {
+            "get": _does("Checkpoints and their state.", _CHECKPOINTS, asked, parameters=[*page, state]),
+        },
         "/api/v1/writeback/resolve": {"post": _does("Decide about an object.", _RESOLVED, told, body=_RESOLVE)},
         "/api/v1/writeback/abort": {"post": _does("Abort open uploads.", _ABORTED, asked | _KIND, body=_ABORT)},
     }

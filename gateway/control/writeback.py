@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, Protocol, TypeAlias
 
@@ -32,6 +32,8 @@ class WritebackBackend(Protocol):
     async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
 
     async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
+
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]: ...
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]: ...
 
@@ -106,6 +108,13 @@ class WritebackApi:
         """A page of the uploads that are open under `prefix`."""
         after = request.query_params.get("after", "")
         return json_answer(await backend.uploads(_asked_prefix(request), after, _limit(request)))
+
+    @_answered
+    async def checkpoints(self, backend: WritebackBackend, request: Request) -> Response:
+        """A page of the checkpoints under `prefix`; with `state=failed,conflict`, of those in such a state."""
+        after, states = request.query_params.get("after", ""), request.query_params.get("state", "")
+        asked = [state for state in states.split(",") if state]
+        return json_answer(await backend.checkpoints(_asked_prefix(request), after, _limit(request), asked))
 
     @_answered
     async def flush(self, backend: WritebackBackend, request: Request) -> Response:

@@ -130,6 +130,9 @@ class Slot:
     reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
     every write does so after all before it. An upload of which no part has come for `upload_expiry_seconds` is ended.
 
+    `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the layouts that are
+    known; none at all: nothing is grouped.
+
     `authorization` says who judges a caller, besides the gateway's own rules: nobody (`gateway`), or the origin
     (`origin`), which is asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.
     """
@@ -157,6 +160,7 @@ class Slot:
     upload_expiry_seconds: float = 86_400.0
     authorization: Literal["gateway", "origin"] = "gateway"
     authorization_ttl_seconds: float = 60.0
+    checkpoints: tuple[str, ...] | None = None
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

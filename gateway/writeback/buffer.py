@@ -27,6 +27,7 @@ from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
+from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import LastOwnWrite, Part, Write
@@ -199,9 +200,11 @@ class WritebackBuffer:
         placed_write = self._placed(made)
         return await self._change(lambda tx: tx.complete_at_origin(placed_write))
 
-    async def record_own_write(self, key: ObjectKey, own: LastOwnWrite) -> None:
-        """This gateway has changed a key at the origin, past the buffer."""
-        await self._change(lambda tx: tx.changed_past(key, own))
+    async def record_own_write(self, key: ObjectKey, own: LastOwnWrite, size_bytes: int = 0) -> None:
+        """This gateway has changed a key at the origin, past the buffer; `size_bytes` it has, where that is known."""
+        slot = self._slots.longest(*key)
+        name, member = (slot.name, member_of(key, rules_of(slot.checkpoints))) if slot is not None else ("", None)
+        await self._change(lambda tx: tx.changed_past(key, own, name, member, size_bytes))
 
     async def prioritise(self, key: ObjectKey) -> None:
         """Somebody waits until the origin has what is pending under a key."""
@@ -217,6 +220,11 @@ class WritebackBuffer:
         """What it waits for says the slot that its key is in now: an upload may have begun in one of another name."""
         acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
         return with_order(replace(write, acknowledged=acknowledged), self._slots.longest(*write.key))
+
+    def of_checkpoint(self, upload: Write) -> Write:
+        """An upload that is about to begin, with the checkpoint that it belongs to."""
+        slot = self._slots.longest(*upload.key)
+        return replace(upload, member=member_of(upload.key, rules_of(None if slot is None else slot.checkpoints)))
 
     async def _change(self, step: Callable[[JournalTransaction], R]) -> R:
         with self._watching_the_disk():

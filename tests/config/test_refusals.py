@@ -144,6 +144,21 @@ def test_a_policy_that_is_gone_is_refused_with_the_one_to_use_instead(tmp_path: 
     assert told == "slots[0].eviction = 'fifo': epoch or lru"
 
 
+def test_a_pattern_of_checkpoints_that_is_none_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Under its own place in the list; only where writes are absorbed at all; an empty list is none."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    text = f'{slot}checkpoints = ["built-in", "a*b*/", "x/{{step}}/", "a/**"]\n'
+    found = problems(tmp_path, text)
+    assert list(found) == ["slots[0].checkpoints[1]", "slots[0].checkpoints[3]"]
+    assert found["slots[0].checkpoints[1]"].startswith("slots[0].checkpoints[1] = 'a*b*/': 'a*b*/': * may stand once")
+    assert list(problems(tmp_path, f'{slot}checkpoints = ["x/{{step}}/"]\n')) == ["slots[0].checkpoints"]
+    back = f'[cache]\npersistent = true\ndirectory = "{tmp_path}/cache"\n{slot}write = "back"\ncheckpoints = '
+    [settings] = load(tmp_path, f'{back}["built-in", "x/{{step}}/"]\n').settings.slots
+    assert settings.checkpoints == ["built-in", "x/{step}/"]
+    [settings] = load(tmp_path, f"{back}[]\n").settings.slots
+    assert settings.checkpoints == []
+
+
 @pytest.mark.parametrize("key_id", RESERVED_CALLERS)
 def test_no_credential_is_called_like_somebody_else(tmp_path: Path, key_id: str) -> None:
     """Metrics and the audit log call so whose signature does not hold, who is unsigned, operators, and the like."""

@@ -20,9 +20,13 @@ from gateway.control.writeback import WritebackBackend, WritebackHolder
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoints import STATES
 from gateway.writeback.admin.writeback_admin import NoWriteback
+from gateway.writeback.order import with_order
+from tests.support.writeback import key, pending
 from tests.support.writeback_admin import AdminHarness
 
+CHECKPOINTS = "/api/v1/checkpoints"
 OBJECTS, RESOLVE, ABORT = (f"/api/v1/writeback/{name}" for name in ("objects", "resolve", "abort"))
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
@@ -92,6 +96,34 @@ def test_answers_are_as_they_are_described(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_checkpoints_are_as_they_are_described(tmp_path: Path) -> None:
+    """Every field, and every state there may be; under a prefix, and in some states only."""
+
+    async def run() -> None:
+        harness = AdminHarness(tmp_path)
+        write = with_order(pending(key("run/step-1/x"), "f"), None)
+        try:
+            await harness.buffer.journal.change(lambda tx: tx.acknowledge(write))
+            await _play(tmp_path, scenario, harness.admin)
+        finally:
+            await harness.close()
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        asked = {"prefix": "s3://bucket/run/", "state": "acknowledged,failed"}
+        found = (await client.get(CHECKPOINTS, params=asked)).json()
+        schema = described(CHECKPOINTS)["properties"]
+        checkpoint = schema["checkpoints"]["items"]["properties"]
+        assert (found.keys(), found["checkpoints"][0].keys()) == (schema.keys(), checkpoint.keys())
+        assert found["checkpoints"][0]["missing"].keys() == checkpoint["missing"]["properties"].keys()
+        assert set(checkpoint["state"]["enum"]) == set(STATES)
+        assert (await client.get(CHECKPOINTS, params={"state": "durable"})).json()["checkpoints"] == []
+        assert (await client.get(CHECKPOINTS, params={"prefix": "s3://other/"})).json()["checkpoints"] == []
+        for wrong in ({"state": "lost"}, {"after": "x"}):
+            assert (await client.get(CHECKPOINTS, params=wrong)).status_code == 400
+
+    asyncio.run(run())
+
+
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     """With the status that fits, and a message."""
 
@@ -112,6 +144,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             (asked("GET", f"{OBJECTS}?limit=1001"), 400),
             (asked("GET", f"{OBJECTS}?limit={'9' * 5000}"), 400),
             (asked("GET", f"{OBJECTS}?prefix=x"), 400),
+            (asked("GET", f"{CHECKPOINTS}?limit=0"), 400),
+            (asked("GET", f"{CHECKPOINTS}?prefix=x"), 400),
             (asked("POST", RESOLVE, json={"object": "s3://bucket", "decision": "discard"}), 400),
             (asked("POST", RESOLVE, json={"object": "s3://b/k"}), 400),
             (asked("POST", RESOLVE, json={"object": "s3://b/k", "decision": "discard", "sequence": "1"}), 400),

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-TABLES = ("files", "writes", "parts", "profiles", "origin")
+TABLES = ("files", "writes", "parts", "profiles", "origin", "checkpoints", "checkpoint_objects")
 
 
 def said_by(connection: sqlite3.Connection) -> Mapping[str, set[tuple[Any, ...]]]:

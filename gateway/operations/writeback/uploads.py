@@ -193,7 +193,7 @@ def _upload(
         context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
     )
     now = Moment.of(context.services.clock)
-    return Write(
+    upload = Write(
         spec,
         expected,
         now.at,
@@ -201,6 +201,7 @@ def _upload(
         origin_upload_id=origin_upload_id,
         touched=now,
     )
+    return buffer.of_checkpoint(upload)
 
 
 def _initiated(upload: Write) -> bytes:

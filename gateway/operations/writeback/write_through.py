@@ -58,7 +58,8 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
 
     async def note(etag: str | None, *, known: bool) -> None:
         with suppress(BufferUnavailable):
-            await buffer.record_own_write(context.object_key, LastOwnWrite.now(Moment.of(clock), etag, known=known))
+            own = LastOwnWrite.now(Moment.of(clock), etag, known=known)
+            await buffer.record_own_write(context.object_key, own, _said_bytes(context))
             if etag is not None and context.request.operation is Operation.COMPLETE_MULTIPART_UPLOAD:
                 await _learn_of_parts(context, buffer, etag)
 
@@ -82,6 +83,14 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
         case _:
             await note(None, known=False)
     return reply
+
+
+def _said_bytes(context: RequestContext) -> int:
+    """The length of a PutObject's body, as its headers say it; 0 where they do not."""
+    headers = context.request.headers
+    said = headers.get("x-amz-decoded-content-length", headers.get("content-length", ""))
+    is_put = context.request.operation is Operation.PUT_OBJECT
+    return int(said) if is_put and said.isascii() and said.isdecimal() and len(said) < 16 else 0
 
 
 async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
@@ -153,8 +162,11 @@ async def deleted_through(
     context: RequestContext, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Response]
 ) -> Response:
     """Carry out a DeleteObjects of these keys at the origin, answered or not; what became of each is not looked at."""
+    is_done = False
     try:
-        return await delete
+        reply = await delete
+        is_done = reply.status == 200
+        return reply
     finally:
         bucket, slots = context.request.bucket or "", context.services.slots
         own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
@@ -163,6 +175,8 @@ async def deleted_through(
         def note(tx: JournalTransaction) -> None:
             for key in changed:
                 tx.record_own_write(key, own)
+                if is_done:
+                    tx.leave_checkpoint(key)
 
         if changed:
             with suppress(BufferUnavailable):

@@ -157,11 +157,11 @@ class PendingQueries:
 
     async def flush(self, prefix: Prefix, through: int) -> FlushStats:
         """Of what lies under a prefix and was acknowledged as `through` or before it."""
-        return await self._look(lambda rows: _flush(rows, _where(prefix), through))
+        return await self.look(lambda rows: _flush(rows, _where(prefix), through))
 
     async def slots(self) -> Mapping[str, SlotStats]:
         """Of every slot that ever had something here."""
-        return await self._look(_slots)
+        return await self.look(_slots)
 
     async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int]]:
         """How many conflicts there are, how much is damaged, and how much fails, where there is any."""
@@ -169,12 +169,12 @@ class PendingQueries:
             "SELECT slot, sum(state = 3), sum(damaged), sum(state <> 3 AND damaged = 0) FROM writes "
             f"WHERE {_PENDING} AND {_PROBLEM} GROUP BY slot"
         )
-        found = await self._look(lambda rows: rows.execute(counted).fetchall())
+        found = await self.look(lambda rows: rows.execute(counted).fetchall())
         return {slot: (conflicts, damaged, failing) for slot, conflicts, damaged, failing in found}
 
     async def uploads_by_slot(self) -> Mapping[str, UploadStats]:
         """Of the slots that have open uploads."""
-        return await self._look(_uploads_by_slot)
+        return await self.look(_uploads_by_slot)
 
     async def journal(self) -> JournalStats:
         """What of it is not about anything pending, and its size."""
@@ -183,7 +183,7 @@ class PendingQueries:
             ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
             return JournalStats(ended, JournalView(rows).last_own_writes(), self._size_bytes())
 
-        return await self._look(look)
+        return await self.look(look)
 
     def _size_bytes(self) -> int:
         size_bytes = 0
@@ -231,9 +231,10 @@ class PendingQueries:
         def look(rows: sqlite3.Connection) -> list[PendingRow]:
             return [_row(rows, one) for one in rows.execute(asked, (*where.values, *values, count)).fetchall()]
 
-        return await self._look(look)
+        return await self.look(look)
 
-    async def _look(self, at: Callable[[sqlite3.Connection], R]) -> R:
+    async def look(self, at: Callable[[sqlite3.Connection], R]) -> R:
+        """What a look at the journal as it is now finds, on the thread of this. BufferUnavailable."""
         return await self._thread.run(self._looked, at)
 
     def _looked(self, at: Callable[[sqlite3.Connection], R]) -> R:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -11,6 +11,8 @@ from gateway.clock import Clock, Moment
 from gateway.errors import NothingPending
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
+from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.conflict_resolver import ConflictResolver, decision_of
 from gateway.writeback.admin.documents import (
     flush_document,
@@ -52,6 +54,7 @@ class WritebackAdmin:
         self._resolver = resolver
         self._buffers = buffers
         self._clock = clock
+        self.report = CheckpointsReport(CheckpointQueries(queries), clock)
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     async def summary(self) -> dict[str, Any]:
@@ -82,6 +85,10 @@ class WritebackAdmin:
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
         return {"uploads": [upload_document(one) for one in found], "next": following}
+
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+        """A page of the checkpoints under a prefix; with `states`, of those that are in one of these."""
+        return await self.report.page(prefix, after, count, states)
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         """Have all that is pending under a prefix by now be tried at once, and say how much it is."""
@@ -157,6 +164,9 @@ class NoWriteback:
 
     async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
         return {"uploads": [], "next": None}
+
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+        return {"checkpoints": [], "next": None}
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         return await self.progress(prefix, 0)

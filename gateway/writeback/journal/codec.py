@@ -19,6 +19,7 @@ from gateway.objects import ObjectKey
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
 from gateway.steps import Steps, each
+from gateway.writeback.checkpoints.layouts import CheckpointName, Member
 from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
@@ -120,6 +121,7 @@ def pack_write(write: Write) -> bytes:
         "completed_of": write.completed_of or None,
         "behind": write.behind,
         "in_order": write.in_order,
+        "checkpoint": _member(write.member),
     }
     record = {
         "bucket": write.key.bucket,
@@ -168,9 +170,25 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
         completed_of=record.get("completed_of", ""),
         behind=record.get("behind"),
         in_order=record.get("in_order", False),
+        member=_as_member(record.get("checkpoint"), record["bucket"], record["key"]),
         id=write_id,
         sequence=record["sequence"],
     )
+
+
+def _member(member: Member | None) -> list[Any] | None:
+    """A prefix of the key is told by its length."""
+    if member is None:
+        return None
+    name = member.checkpoint
+    return [len(name.prefix), name.step, name.layout, member.rank]
+
+
+def _as_member(said: list[Any] | None, bucket: str, key: str) -> Member | None:
+    if said is None:
+        return None
+    length, step, layout, rank = said
+    return Member(CheckpointName(bucket, key[:length], step, layout), rank)
 
 
 def pack_ended(write_id: int, ended: UploadOutcome) -> bytes:

@@ -1,4 +1,4 @@
-"""A journal of version 1 becomes one of version 2: in one transaction, so that a kill leaves it one or the other.
+"""A journal of version 1 becomes one of this version: in one transaction, so that a kill leaves it one or the other.
 
     uploads, parts      writes in the state OPEN, their parts
     objects, pieces     writes in the states COMMITTED, PUBLISHING, CONFLICT, their parts
@@ -8,6 +8,8 @@
 
 Version 1 knew no markers: by their default names (order.py) they wait from now on for what came before them.
 
+Versions 1 and 2 knew no checkpoints: by the layouts that are known, what is pending belongs to them from now on.
+
 A row that is not what was written goes over as it is, and still is none: it costs what it tells of, and nothing else.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +26,10 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.s3.xml import CompletedPart
 from gateway.steps import at_once
+from gateway.writeback.checkpoints.layouts import member_of
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.checkpoints import CheckpointRows
 from gateway.writeback.journal.records import (
     BucketCapabilities,
     CreateAttempt,
@@ -124,7 +129,7 @@ _STATES = {"waiting": State.COMMITTED, "sending": State.PUBLISHING, "conflict": 
 
 
 def migrate(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], None]) -> None:
-    """Within a transaction; `make` makes the tables of version 2."""
+    """Within a transaction; `make` makes the tables of this version."""
     for kind, name in connection.execute(
         "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
     ).fetchall():
@@ -137,6 +142,21 @@ def migrate(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection],
     _Migration(connection).run()
     for name in old:
         connection.execute(f"DROP TABLE old_{name}")
+
+
+def find_checkpoints(connection: sqlite3.Connection) -> None:
+    """Within a transaction: have what is pending in a journal of before belong to its checkpoints."""
+    rows = CheckpointRows(connection)
+    found = connection.execute("SELECT id, record FROM writes WHERE pending = 1 ORDER BY sequence")
+    for write_id, record in found.fetchall():
+        with suppress(BufferDamaged):  # it is found damaged by who looks at it
+            write = codec.unpack_write(write_id, record)
+            member = member_of(write.key)
+            if member is not None:
+                write = replace(write, member=member)
+                packed = codec.pack_write(write)
+                connection.execute("UPDATE writes SET record = ? WHERE id = ?", (packed, write_id))
+                rows.acknowledged(write)
 
 
 class _Migration:

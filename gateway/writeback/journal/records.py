@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from gateway.clock import Clock, Moment
 from gateway.objects import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
+from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
 
 LAST_OWN_WRITE_KEPT_SECONDS = 600.0
@@ -213,6 +214,8 @@ class Write:
     """A marker: what lies under this prefix, and came before it, is to be at the origin first."""
     in_order: bool = False
     """All that came before it in its slot and bucket is to be at the origin first."""
+    member: Member | None = None
+    """The checkpoint that it belongs to, by the rules of its slot when it was acknowledged."""
 
     id: int = 0
     sequence: int = 0

@@ -1,4 +1,4 @@
-"""The journal's tables (SQLite), their version, and how those of the version before become them.
+"""The journal's tables (SQLite), their version, and how those of the versions before become them.
 
     node       who this node is, and how often its buffer has been put in order: with a write's `id`, its identity
     writes     a write, from CreateMultipartUpload, PutObject or DeleteObject to its end
@@ -8,6 +8,7 @@
     usage      a slot → what its files take, and how many writes of it are acknowledged and not at the origin
     profiles   a bucket → what was learned of it
     origin     a key → what the origin has under it by our own doing, and since when
+    checkpoints, checkpoint_objects   what belongs together (checkpoints.py), since version 3
 
 Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
 `sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
@@ -32,9 +33,11 @@ from urllib.parse import quote
 
 from gateway.errors import StartupError
 from gateway.writeback.journal import migration
-from gateway.writeback.journal.migration import migrate
+from gateway.writeback.journal.migration import find_checkpoints, migrate
 
-VERSION = 2
+VERSION = 3
+
+_WITHOUT_CHECKPOINTS = 2
 
 _APPLICATION_ID = 0x464F5242
 """`FORB`: the file says of itself that it is a journal of Forebay."""
@@ -85,6 +88,24 @@ CREATE TABLE origin (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX origin_by_time ON origin (at);
 """
+
+_CHECKPOINTS = """
+CREATE TABLE checkpoints (
+  id INTEGER PRIMARY KEY, bucket TEXT NOT NULL, prefix BLOB NOT NULL, run BLOB NOT NULL, slot TEXT NOT NULL,
+  step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX checkpoints_by_name ON checkpoints (bucket, prefix);
+CREATE INDEX checkpoints_by_run ON checkpoints (bucket, run, began_at);
+CREATE INDEX checkpoints_by_slot ON checkpoints (slot, began_at);
+CREATE TABLE checkpoint_objects (
+  bucket TEXT NOT NULL, key BLOB NOT NULL, checkpoint_id INTEGER NOT NULL, rank INTEGER, write_id INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL, began_at REAL NOT NULL, acknowledged_at REAL NOT NULL, durable_at REAL,
+  PRIMARY KEY (bucket, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX checkpoint_objects_in ON checkpoint_objects (checkpoint_id, acknowledged_at);
+CREATE INDEX checkpoint_objects_left ON checkpoint_objects (checkpoint_id) WHERE durable_at IS NULL;
+"""
+"""What version 3 has besides the tables of version 2."""
 
 _TRIGGERS = """
 CREATE TRIGGER files_insert AFTER INSERT ON files BEGIN
@@ -140,17 +161,22 @@ def _create_file(path: str) -> None:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new journal, or those of the version before into these, in one transaction.
+    """Make the tables of a new journal, or those of a version before into these, in one transaction.
 
-    StartupError for one of another version, which stays as it is; BufferDamaged where a row of the version before
-    cannot be read (migration.py).
+    StartupError for one of another version, which stays as it is; BufferDamaged where a row of version 1 cannot be read
+    (migration.py).
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if is_new(connection):
-            _create(connection)
-        elif check_version(connection) != VERSION:
-            migrate(connection, _create)
+            create(connection)
+        elif (version := check_version(connection)) != VERSION:
+            if version == migration.VERSION:
+                migrate(connection, create)
+            else:
+                _add_checkpoints(connection)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+            find_checkpoints(connection)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -163,11 +189,11 @@ def is_new(connection: sqlite3.Connection) -> bool:
 
 
 def check_version(connection: sqlite3.Connection) -> int:
-    """The journal's version: this one, or the one before. StartupError for any other, and for what is no journal."""
+    """The journal's version: this one, or one before. StartupError for any other, and for what is no journal."""
     version = _pragma(connection, "user_version")
-    if version not in (migration.VERSION, VERSION) or _pragma(connection, "application_id") != _APPLICATION_ID:
+    if version not in range(migration.VERSION, VERSION + 1) or _pragma(connection, "application_id") != _APPLICATION_ID:
         raise StartupError(
-            f"the write-back journal has version {version}, this version of Forebay reads {migration.VERSION} and "
+            f"the write-back journal has version {version}, this version of Forebay reads {migration.VERSION} to "
             f"{VERSION}: what it holds is untouched; run the version that wrote it until everything is flushed"
         )
     return version
@@ -176,7 +202,11 @@ def check_version(connection: sqlite3.Connection) -> int:
 def has_our_tables(connection: sqlite3.Connection) -> bool:
     """Whether tables, indexes and triggers are, to the letter, those of the journal's version."""
     with closing(sqlite3.connect(":memory:")) as new:
-        (_create if check_version(connection) == VERSION else migration.create)(new)
+        version = check_version(connection)
+        if version == migration.VERSION:
+            migration.create(new)
+        else:
+            create(new, version)
         return _statements(connection) == _statements(new)
 
 
@@ -184,12 +214,20 @@ def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
     return set(connection.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection, version: int = VERSION) -> None:
+    """The tables of an empty journal of version 2 or 3."""
     for statement in _statements_of(_TABLES, _TRIGGERS):
         connection.execute(statement)
+    if version > _WITHOUT_CHECKPOINTS:
+        _add_checkpoints(connection)
     connection.execute("INSERT INTO node VALUES ('id', ?), ('epoch', 0), ('sequence', 0)", (secrets.token_hex(8),))
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute(f"PRAGMA user_version = {version}")
+
+
+def _add_checkpoints(connection: sqlite3.Connection) -> None:
+    for statement in _statements_of(_CHECKPOINTS, ""):
+        connection.execute(statement)
 
 
 def _statements_of(tables: str, triggers: str) -> Iterator[str]:

@@ -27,6 +27,9 @@ VERSION = 1
 
 _LENGTH_BYTES = 4
 
+_WITHOUT_RECORD = frozenset({"checkpoints", "checkpoint_objects"})
+"""Tables whose rows are columns alone: the frame vouches for them."""
+
 _NEW = "writes.sequence IS NULL OR writes.sequence > :since"
 _TABLES = {
     "files": (
@@ -37,6 +40,8 @@ _TABLES = {
     "parts": f"FROM parts JOIN writes ON writes.id = write_id WHERE {_NEW} ORDER BY write_id, number",
     "profiles": "FROM profiles",
     "origin": "FROM origin",
+    "checkpoints": "FROM checkpoints",
+    "checkpoint_objects": "FROM checkpoint_objects",
 }
 """Those that make up what a journal says, and which of their rows. `usage` follows from them by the triggers."""
 
@@ -65,8 +70,9 @@ def _frames(connection: sqlite3.Connection, since: int) -> Iterator[bytes]:
     for table, which in _TABLES.items():
         names = _columns(connection, table)
         columns = ", ".join(f"{table}.{name}" for name in names)
-        for *columns_found, record in connection.execute(f"SELECT {columns} {which}", {"since": since}):
+        for row in connection.execute(f"SELECT {columns} {which}", {"since": since}):
             number += 1
+            *columns_found, record = (*row, b"") if table in _WITHOUT_RECORD else row
             if not isinstance(record, bytes):
                 raise BufferDamaged(f"a row of the journal's table {table} has no record")
             yield _frame(("stream", *place, number), {"table": table, "row": _as_json(columns_found)}, record)
@@ -105,7 +111,8 @@ def _apply(connection: sqlite3.Connection, frames: Iterator[bytes]) -> int:
         if "end" in said:
             break
         marks = ", ".join("?" * columns[said["table"]])
-        connection.execute(f"INSERT INTO {said['table']} VALUES ({marks})", (*_from_json(said["row"]), record))
+        row = _from_json(said["row"]) + ([] if said["table"] in _WITHOUT_RECORD else [record])
+        connection.execute(f"INSERT INTO {said['table']} VALUES ({marks})", row)
     else:
         raise BufferDamaged(f"the stream of {node['id']} ends behind {number} records")
     if next(frames, None) is not None:
@@ -116,7 +123,7 @@ def _apply(connection: sqlite3.Connection, frames: Iterator[bytes]) -> int:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Of a table, in order. The last of each is `record`."""
+    """Of a table, in order. The last is `record`, but for tables without."""
     return [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
 
 

@@ -20,8 +20,10 @@ from typing import Protocol
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict, PartInUse
 from gateway.objects import ObjectKey
+from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.checkpoints import CheckpointRows
 from gateway.writeback.journal.records import (
     LAST_OWN_WRITE_KEPT_SECONDS,
     BucketCapabilities,
@@ -93,6 +95,7 @@ class JournalTransaction(JournalView):
     def __init__(self, connection: sqlite3.Connection, pending_keys: HashSlots) -> None:
         super().__init__(connection)
         self._pending_keys = pending_keys
+        self._checkpoints = CheckpointRows(connection)
         self.freed: list[str] = []
         self.has_due = False
 
@@ -137,6 +140,7 @@ class JournalTransaction(JournalView):
             self.forget(asked_as)
         opened = replace(upload, state=State.OPEN, multipart=True)
         self.has_due = True
+        self._checkpoints.begun(opened)
         return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
 
     def begun(self, write_id: int, origin_upload_id: str, asked_as: int) -> Write | None:
@@ -248,6 +252,7 @@ class JournalTransaction(JournalView):
             completed_of=made.completed_of,
             behind=made.behind,
             in_order=made.in_order,
+            member=made.member,
             runs=runs_of(made.parts),
             parts=made.parts,
         )
@@ -282,6 +287,7 @@ class JournalTransaction(JournalView):
             runs=runs_of(made.parts),
             behind=made.behind,
             in_order=made.in_order,
+            member=made.member,
             sequence=upload.sequence or self._next_sequence(),
             touched=made.touched,
         )
@@ -314,6 +320,7 @@ class JournalTransaction(JournalView):
         else:  # it has left the order: it may be there when they come
             for one in self._of_key(write.key, "sequence IS NOT NULL"):
                 self._update(replace(one, expected=replace(one.expected, etags=(*one.expected.etags, etag))))
+        self._checkpoints.completed(write, now.at)
         is_left = write.answer is not None  # whose client has more in mind, when it has sent more
         if is_left and any(part.stored_at > write.touched_then.at for part in self.parts(write_id)):
             self._go_on(write)
@@ -468,6 +475,7 @@ class JournalTransaction(JournalView):
             self._drop_origin_upload(done, now.at)
         self._expect(done, ExpectedVersion.exactly(etag))
         self.record_own_write(done.key, LastOwnWrite.now(now, etag))
+        self._checkpoints.settled(done, now.at)
         self._end(done, now.at, as_outcome(done))
 
     def keep(self, write_id: int, reason: str) -> bool:
@@ -489,9 +497,17 @@ class JournalTransaction(JournalView):
         self._wait_or_start(decided, now)
         return True
 
-    def changed_past(self, key: ObjectKey, own: LastOwnWrite) -> None:
-        """This gateway has changed what the origin has under a key, past what is pending there."""
+    def changed_past(
+        self, key: ObjectKey, own: LastOwnWrite, slot: str = "", member: Member | None = None, size_bytes: int = 0
+    ) -> None:
+        """This gateway has changed what the origin has under a key, past what is pending there; `member`: of which
+        checkpoint it is."""
         self.record_own_write(key, own)
+        if member is not None and own.known and self.latest(key) is None:
+            if own.etag is None:
+                self._checkpoints.removed(key)
+            else:
+                self._checkpoints.written_past(key, member, slot, size_bytes, own.at)
         if own.known:
             for one in self._of_key(key, "state = 1 AND sequence IS NOT NULL"):
                 expected = one.expected
@@ -515,6 +531,7 @@ class JournalTransaction(JournalView):
             expected = replace(expected, etags=(*expected.etags, given_up.etag))
             self.record_own_write(given_up.key, LastOwnWrite.now(now, known=False))
         self._expect(given_up, expected)
+        self._checkpoints.given_up(given_up)
         self._give_way(given_up, now.at)
         return True
 
@@ -549,6 +566,11 @@ class JournalTransaction(JournalView):
         counted = "ON CONFLICT (name) DO UPDATE SET value = value + 1"
         self._rows.execute(f"INSERT INTO node VALUES ('reopenings', 1) {counted}")
 
+    def leave_checkpoint(self, key: ObjectKey) -> None:
+        """The origin was asked to delete an object, and may have: where it counts for a checkpoint, it does no more."""
+        if self.latest(key) is None:
+            self._checkpoints.removed(key)
+
     def forget_ended(self, now: Moment, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
         """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
         old = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?"
@@ -558,7 +580,8 @@ class JournalTransaction(JournalView):
         if too_many > 0:
             oldest = "SELECT id FROM writes WHERE state = 5 ORDER BY due_at LIMIT ?"
             self._rows.execute(f"DELETE FROM writes WHERE id IN ({oldest})", (too_many,))
-        return max(forgotten, too_many, self._forget_last_own_writes(now, count_max)) >= count_max
+        is_more = self._checkpoints.forget(count_max)
+        return is_more or max(forgotten, too_many, self._forget_last_own_writes(now, count_max)) >= count_max
 
     # The chain of a key, and markers
 
@@ -596,6 +619,7 @@ class JournalTransaction(JournalView):
             (sequence, since, priority, stored.size_bytes, stored.id),
         )
         self._update(entered)
+        self._checkpoints.acknowledged(entered)
         conflicts = [turn for one in replaced if one.state is State.CONFLICT and (turn := self.turn(one.id))]
         for one in replaced:
             self._give_way(one, stored.acknowledged_at)

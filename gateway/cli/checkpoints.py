@@ -1,0 +1,126 @@
+"""`forebay checkpoints`: which checkpoints a running gateway knows, and how far each has got."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
+
+import orjson
+import typer
+
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, printable
+from gateway.control.words import counted, size_text
+
+if TYPE_CHECKING:
+    from gateway.cli.admin_port import AdminPort
+
+_PATH = "/api/v1/checkpoints"
+_PAGE = 100
+_LISTED_MAX = 1000
+_RANKS_SHOWN_MAX = 10
+_DAY_SECONDS = 86_400 - 0.5
+
+PrefixArgument = Annotated[
+    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The checkpoints whose names begin so; s3:// is every one.")
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option("--state", metavar="STATE", help="Only those in a state, or in one of several: failed,conflict."),
+]
+LimitOption = Annotated[
+    int, typer.Option("--limit", metavar="N", min=0, help="Show no more than so many; 0: all of them.")
+]
+
+
+def checkpoints(
+    prefix: PrefixArgument = "s3://",
+    state: StateOption = None,
+    limit: LimitOption = _LISTED_MAX,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the checkpoints of a running gateway: state, files, size, ranks, time of the save, how much the origin has.
+
+    left is how long the rest takes to the origin, exposed for how long something is on this node alone.
+    """
+    if not prefix.startswith("s3://"):
+        raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
+    found = _all(admin_port(admin_url, config), {"prefix": prefix} | ({"state": state} if state is not None else {}))
+    count = 0
+    for one in islice(found, limit or None):
+        if json:
+            sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
+            continue
+        if not count:
+            typer.echo(_HEAD)
+        count += 1
+        for line in _lines(one):
+            typer.echo(line)
+    if not json:
+        typer.echo(counted(count, "checkpoint"), err=True)
+    if next(found, None) is not None:
+        typer.echo("there are more: --limit 0 shows them all", err=True)
+
+
+def _all(port: AdminPort, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Every one, read page by page."""
+    after = None
+    while True:
+        query = asked | {"limit": str(_PAGE)} | ({"after": after} if after is not None else {})
+        page = port.get(f"{_PATH}?{urlencode(query)}")
+        yield from page["checkpoints"]
+        after = page["next"]
+        if after is None:
+            return
+
+
+_HEAD = f"  {'state':12} {'files':>6} {'size':>10} {'ranks':>5} {'save':>8} {'flushed':>7} {'left':>8} {'exposed':>8}"
+
+
+def _lines(one: dict[str, Any]) -> Iterator[str]:
+    """The name has a line of its own, so that what is said of it is within 80 columns."""
+    yield printable(f"s3://{one['bucket']}/{one['prefix']}")
+    share = one["bytes_flushed"] / one["bytes"] if one["bytes"] else float(one["state"] == "durable")
+    # Not 100% before the last byte is there.
+    flushed = "100%" if share >= 1 else f"{min(share, 0.99):.0%}"
+    yield (
+        f"  {one['state']:12} {one['files']:>6} {size_text(one['bytes']):>10} {one['ranks'] or '-':>5} "
+        f"{_time(one['save_seconds']):>8} {flushed:>7} {_time(one['flush_seconds_left']):>8} "
+        f"{_time(one['exposed_seconds']):>8}"
+    )
+    missing = _missing(one["missing"])
+    if missing:
+        yield f"  missing: {printable(missing)}"
+    if one["reason"]:
+        yield f"  {printable(one['reason'])}"
+
+
+def _missing(missing: dict[str, Any]) -> str:
+    ranks, objects, uploads = missing["ranks"], missing["objects"], missing["open_uploads"]
+    said = []
+    if ranks:
+        said.append(f"{'rank' if len(ranks) == 1 else 'ranks'} {_some(list(map(str, ranks)))}")
+    if objects:
+        said.append(_some([one.rpartition("/")[2] for one in objects]))
+    if uploads:
+        said.append(counted(uploads, "open upload"))
+    return "; ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _RANKS_SHOWN_MAX} more" if len(names) > _RANKS_SHOWN_MAX else ""
+    return ", ".join(names[:_RANKS_SHOWN_MAX]) + more
+
+
+def _time(seconds: float | None) -> str:
+    """`0.8 s`, `0:12:05`, `4.2 d`; `-` for none."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(timedelta(seconds=round(seconds))) if seconds < _DAY_SECONDS else f"{seconds / _DAY_SECONDS:.1f} d"

@@ -1,0 +1,215 @@
+"""What is known of checkpoints, for people and metrics: read on the thread of `PendingQueries`, a page at a time.
+
+A checkpoint whose objects have not changed, that the origin has, and under which no upload is open, is not looked at
+again: what was found is remembered.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import BufferDamaged
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Prefix
+from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
+from gateway.writeback.checkpoints.state import (
+    CheckpointFacts,
+    CheckpointState,
+    ObjectFacts,
+    UploadFacts,
+    facts_of,
+)
+from gateway.writeback.journal import codec
+from gateway.writeback.journal.records import State
+from gateway.writeback.journal.view import BEHIND_ALL, OPEN, decoded, text
+
+UPLOADS_MAX = 1000
+"""Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
+
+_REMEMBERED_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint, and what is known of it. `id` is the journal's, and may be given again once it is gone."""
+
+    id: int
+    name: CheckpointName
+    slot: str
+    facts: CheckpointFacts
+
+
+_COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at"
+
+
+class CheckpointQueries:
+    """Over the connection of the pages. BufferUnavailable when the journal cannot be read."""
+
+    def __init__(self, queries: PendingQueries) -> None:
+        self._queries = queries
+        self._settled = OrderedDict[int, tuple[tuple[Any, ...], CheckpointRow]]()
+
+    async def page(
+        self, prefix: Prefix, after: tuple[str, str], count: int, now: float, states: frozenset[str]
+    ) -> tuple[Sequence[CheckpointRow], tuple[str, str] | None]:
+        """Checkpoints in the order of bucket and prefix behind a place, those in some of `states` (none: in any), and
+        the place of the next page. `count` are looked at: with `states` there may be fewer, or none, on a page."""
+        return await self._queries.look(lambda rows: self._page(rows, prefix, after, count, now, states))
+
+    async def states(self, now: float) -> Mapping[str, Mapping[str, int]]:
+        """Slot → state → how many."""
+        return await self._queries.look(lambda rows: self._states(rows, now))
+
+    async def unfinished(self, now: float) -> Sequence[CheckpointRow]:
+        """Those that the origin does not have whole."""
+        return await self._queries.look(lambda rows: self._unfinished(rows, now))
+
+    def _page(
+        self,
+        rows: sqlite3.Connection,
+        prefix: Prefix,
+        after: tuple[str, str],
+        count: int,
+        now: float,
+        states: frozenset[str],
+    ) -> tuple[Sequence[CheckpointRow], tuple[str, str] | None]:
+        within, values = _within(prefix)
+        found = rows.execute(
+            f"SELECT {_COLUMNS} FROM checkpoints WHERE {within} AND (bucket, prefix) > (?, ?) "
+            "ORDER BY bucket, prefix LIMIT ?",
+            (*values, after[0], text(after[1]), count),
+        ).fetchall()
+        made = [row for one in found if (row := self._row(rows, one, now)) is not None]
+        following = (found[-1][1], decoded(found[-1][2])) if len(found) == count else None
+        return [one for one in made if not states or one.facts.state in states], following
+
+    def _states(self, rows: sqlite3.Connection, now: float) -> Mapping[str, Mapping[str, int]]:
+        counts: dict[str, Counter[str]] = {}
+        for one in rows.execute(f"SELECT {_COLUMNS} FROM checkpoints").fetchall():
+            if (row := self._row(rows, one, now)) is not None:
+                counts.setdefault(row.slot, Counter())[row.facts.state.value] += 1
+        return counts
+
+    def _unfinished(self, rows: sqlite3.Connection, now: float) -> Sequence[CheckpointRow]:
+        left = (
+            f"SELECT {_COLUMNS} FROM checkpoints WHERE id IN "
+            "(SELECT DISTINCT checkpoint_id FROM checkpoint_objects WHERE durable_at IS NULL)"
+        )
+        return [row for one in rows.execute(left).fetchall() if (row := self._row(rows, one, now)) is not None]
+
+    def _row(self, rows: sqlite3.Connection, columns: Sequence[Any], now: float) -> CheckpointRow | None:
+        """None for one of which there is nothing, not even an open upload."""
+        checkpoint_id, bucket, prefix, run, slot, step, layout, began_at = columns
+        uploads = _uploads(rows, bucket, prefix)
+        mark = self._mark(rows, columns) if not uploads else None
+        if mark is not None and self._settled.get(checkpoint_id, (None,))[0] == mark:
+            self._settled.move_to_end(checkpoint_id)
+            return self._settled[checkpoint_id][1]
+        objects = _objects(rows, checkpoint_id)
+        if not objects and not uploads:
+            return None
+        facts = facts_of(objects, uploads, began_at, _ranks_before(rows, bucket, run, checkpoint_id, began_at), now)
+        row = CheckpointRow(checkpoint_id, CheckpointName(bucket, decoded(prefix), step, layout), slot, facts)
+        if mark is not None and facts.state is CheckpointState.DURABLE:
+            self._settled[checkpoint_id] = mark, row
+            while len(self._settled) > _REMEMBERED_MAX:
+                self._settled.popitem(last=False)
+        return row
+
+    def _mark(self, rows: sqlite3.Connection, columns: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Changes with whatever changes of a checkpoint that the origin has; None where it does not have it."""
+        query = (
+            "SELECT count(*), max(acknowledged_at), max(durable_at), sum(durable_at IS NULL) FROM checkpoint_objects "
+            "WHERE checkpoint_id = ?"
+        )
+        *found, left = rows.execute(query, (columns[0],)).fetchone()
+        return None if left or not found[0] else (*columns, *found)
+
+
+def _objects(rows: sqlite3.Connection, checkpoint_id: int) -> list[ObjectFacts]:
+    """Those that count: the origin has them, or their writes are pending."""
+    sent = "SELECT coalesce(sum(parts.size_bytes), 0) FROM parts WHERE write_id = writes.id AND sent = 1"
+    found = rows.execute(
+        "SELECT o.key, o.size_bytes, o.began_at, o.acknowledged_at, o.rank, o.durable_at, writes.state, "
+        f"writes.attempts, writes.damaged, writes.last_error, ({sent}) "
+        "FROM checkpoint_objects o LEFT JOIN writes ON writes.id = o.write_id AND pending = 1 AND durable_at IS NULL "
+        "WHERE checkpoint_id = ? AND (durable_at IS NOT NULL OR writes.id IS NOT NULL)",
+        (checkpoint_id,),
+    )
+    return [_object(*one) for one in found]
+
+
+def _object(
+    key: bytes,
+    size_bytes: int,
+    began_at: float,
+    acknowledged_at: float,
+    rank: int | None,
+    durable_at: float | None,
+    state: int | None,
+    attempts: int | None,
+    damaged: int | None,
+    last_error: str | None,
+    sent_bytes: int,
+) -> ObjectFacts:
+    return ObjectFacts(
+        decoded(key),
+        size_bytes,
+        began_at,
+        acknowledged_at,
+        rank,
+        durable_at is not None,
+        state == State.CONFLICT,
+        bool(attempts or damaged),
+        state == State.PUBLISHING,
+        sent_bytes,
+        last_error,
+    )
+
+
+def _uploads(rows: sqlite3.Connection, bucket: str, prefix: bytes) -> list[UploadFacts]:
+    stop = prefix + BEHIND_ALL if prefix.endswith(b"/") else prefix + b"\0"
+    found = rows.execute(
+        f"SELECT id, record FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {OPEN} LIMIT ?",
+        (bucket, prefix, stop, UPLOADS_MAX),
+    ).fetchall()
+    uploads = list[UploadFacts]()
+    for write_id, record in found:
+        with suppress(BufferDamaged):  # the reconciler tells
+            write = codec.unpack_write(write_id, record)
+            if write.member is None or text(write.member.checkpoint.prefix) == prefix:
+                rank = rank_of(write.key) if write.member is None else write.member.rank
+                uploads.append(UploadFacts(write.key.key, write.began_at, write.touched_then.at, rank=rank))
+    return uploads
+
+
+def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, checkpoint_id: int, began_at: float) -> set[int]:
+    """Of the checkpoint before it in the same run."""
+    before = (
+        "SELECT id FROM checkpoints WHERE bucket = ? AND run = ? AND began_at <= ? AND id <> ? "
+        "ORDER BY began_at DESC LIMIT 1"
+    )
+    row = rows.execute(before, (bucket, run, began_at, checkpoint_id)).fetchone()
+    if row is None:
+        return set()
+    ranks = "SELECT DISTINCT rank FROM checkpoint_objects WHERE checkpoint_id = ? AND rank IS NOT NULL"
+    return {rank for (rank,) in rows.execute(ranks, row)}
+
+
+def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:
+    """Checkpoints under a prefix; also that within which a longer prefix lies."""
+    if not prefix.bucket:
+        return "1", ()
+    start = text(prefix.key_prefix)
+    return "bucket = ? AND prefix >= ? AND prefix < ?", (prefix.bucket, start, start + BEHIND_ALL)
+
+
+def key_of(row: CheckpointRow) -> ObjectKey:
+    """As a key, for tokens and messages."""
+    return ObjectKey(row.name.bucket, row.name.prefix)

@@ -1,0 +1,101 @@
+"""Checkpoints as documents, and as figures for metrics; with how long each takes to the origin still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from gateway.clock import Clock
+from gateway.errors import BufferUnavailable
+from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
+from gateway.writeback.admin.documents import from_token, to_token
+from gateway.writeback.checkpoints.rates import FlushRates
+from gateway.writeback.checkpoints.state import CheckpointState
+
+LOOK_SECONDS = 10.0
+
+_SHARE = 50.0
+"""Looks take this part of the time at most."""
+
+RANKS_SHOWN_MAX = 1000
+
+STATES = tuple(state.value for state in CheckpointState)
+
+
+class CheckpointObserver(Protocol):
+    """For metrics."""
+
+    def checkpoints(self, slot: str, state: str, count: int) -> None:
+        """So many checkpoints of a slot are in a state."""
+
+
+class CheckpointsReport:
+    """Of one buffer, in the process that flushes it. BufferUnavailable when the journal cannot be read."""
+
+    def __init__(self, queries: CheckpointQueries, clock: Clock) -> None:
+        self._queries = queries
+        self._clock = clock
+        self._rates = FlushRates()
+
+    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+        """Those under a prefix; in the order of bucket and prefix. ValueError for a state or a token that is none."""
+        unknown = sorted(set(states) - set(STATES))
+        if unknown:
+            known = ", ".join(STATES)
+            raise ValueError(f"state must be one of {known}, or several with commas: {unknown[0]!r} is none")
+        bucket, last = from_token(after, str, str) if after else ("", "")
+        await self._see()
+        now = self._clock.now()
+        found, following = await self._queries.page(prefix, (bucket, last), count, now, frozenset(states))
+        documents = [self._document(one, now) for one in found]
+        return {"checkpoints": documents, "next": to_token(*following) if following is not None else None}
+
+    async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
+        """For ever: tell of how many there are, and look at how fast they move. `slots` may change."""
+        told = set[str]()
+        while True:
+            began = self._clock.monotonic()
+            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+                await self._see()
+                counts = await self._queries.states(self._clock.now())
+                told |= {*slots, *counts}
+                for slot in told:
+                    for state in STATES:
+                        observer.checkpoints(slot, state, counts.get(slot, {}).get(state, 0))
+            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+
+    async def _see(self) -> None:
+        unfinished = await self._queries.unfinished(self._clock.now())
+        self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, self._clock.monotonic())
+
+    def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
+        """Times in seconds since 1970; null is what is not known, or is not."""
+        name, facts = row.name, row.facts
+        left_seconds = self._rates.left_seconds(row.id, facts.flushed_bytes, facts.left_bytes, self._clock.monotonic())
+        return {
+            "bucket": name.bucket,
+            "prefix": name.prefix,
+            "step": name.step,
+            "layout": name.layout,
+            "slot": row.slot,
+            "state": facts.state.value,
+            "files": facts.objects,
+            "bytes": facts.size_bytes,
+            "bytes_flushed": facts.flushed_bytes,
+            "ranks": len(facts.ranks),
+            "ranks_seen": sorted(facts.ranks)[:RANKS_SHOWN_MAX],
+            "began_at": facts.began_at,
+            "last_at": facts.last_at,
+            "save_seconds": facts.save_seconds,
+            "flush_seconds_left": None if facts.state is CheckpointState.DURABLE else left_seconds,
+            "exposed_seconds": None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
+            "missing": _missing(row),
+            "reason": facts.reason,
+        }
+
+
+def _missing(row: CheckpointRow) -> Mapping[str, Any]:
+    missing = row.facts.missing
+    return {"ranks": list(missing.ranks), "objects": list(missing.keys), "open_uploads": missing.uploads}

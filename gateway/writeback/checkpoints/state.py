@@ -1,0 +1,216 @@
+"""What state a checkpoint is in, from its objects and the uploads that are open under it. Pure.
+
+    writing        objects are being sent, or are missing still
+    stalled        the same, and nothing has come for a minute
+    acknowledged   all of it is here, and the origin has nothing of it that this node was given
+    flushing       the origin has some of it
+    durable        the origin has all of it
+    failed         something of it does not get to the origin by itself: it is tried again, or damaged
+    conflict       others have changed something of it at the origin: a person decides
+
+A save is over when nothing is missing that its names speak of, no upload is open, and its `.metadata` came last, or
+nothing has come for ten seconds. Names speak of shards (`-of-00004`), of the number of ranks (`world_size_8`), of
+manifests that belong to them; otherwise the ranks are expected that the checkpoint before it in the same run had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+
+from gateway.writeback.checkpoints.layouts import shard_of, world_size_of
+
+STALLED_SECONDS = 60.0
+"""Nothing has come for so long of a save that is not over."""
+
+QUIET_SECONDS = 10.0
+"""Nothing has come for so long of a save without a manifest: it is over."""
+
+RANKS_MAX = 65_536
+"""What names say of more ranks is not believed."""
+
+MISSING_SHOWN_MAX = 100
+
+
+class CheckpointState(StrEnum):
+    """See above."""
+
+    WRITING = "writing"
+    STALLED = "stalled"
+    ACKNOWLEDGED = "acknowledged"
+    FLUSHING = "flushing"
+    DURABLE = "durable"
+    FAILED = "failed"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """An object of a checkpoint. `sent_bytes` are at the origin as parts, of what is not durable yet."""
+
+    key: str
+    size_bytes: int
+    began_at: float
+    acknowledged_at: float
+    rank: int | None = None
+    is_durable: bool = False
+    is_conflict: bool = False
+    is_failing: bool = False
+    is_sending: bool = False
+    sent_bytes: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFacts:
+    """An upload that is open under a checkpoint's prefix."""
+
+    key: str
+    began_at: float
+    touched_at: float
+    size_bytes: int = 0
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a save lacks still: ranks, objects by their keys (the first of them), uploads that are not completed."""
+
+    ranks: Sequence[int] = ()
+    keys: Sequence[str] = ()
+    uploads: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.ranks or self.keys or self.uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """What is known of one checkpoint. Times in seconds since 1970.
+
+    `size_bytes` are of acknowledged objects. `save_seconds` is from the first byte of the save to its last
+    acknowledgement; None before the first. `exposed_since` is when the oldest object was acknowledged that the origin
+    does not have; None: it has all.
+    """
+
+    state: CheckpointState
+    objects: int
+    size_bytes: int
+    flushed_bytes: int
+    ranks: frozenset[int]
+    began_at: float
+    last_at: float
+    save_seconds: float | None
+    exposed_since: float | None
+    missing: Missing = field(default_factory=Missing)
+    reason: str | None = None
+
+    @property
+    def left_bytes(self) -> int:
+        """What the origin does not have."""
+        return self.size_bytes - self.flushed_bytes
+
+
+def facts_of(
+    objects: Sequence[ObjectFacts],
+    uploads: Sequence[UploadFacts],
+    save_began_at: float,
+    ranks_before: Iterable[int],
+    now: float,
+) -> CheckpointFacts:
+    """`save_began_at`: objects of before belong to an earlier save of the same name; `ranks_before` had the checkpoint
+    before it."""
+    in_save = [one for one in objects if one.began_at >= save_began_at]
+    ranks = frozenset(one.rank for one in in_save if one.rank is not None)
+    missing = missing_of([one.key for one in in_save], ranks, ranks_before, uploads)
+    acknowledged_at = max((one.acknowledged_at for one in in_save), default=None)
+    last_at = max([save_began_at, *(one.acknowledged_at for one in in_save), *(one.touched_at for one in uploads)])
+    began_at = min([save_began_at, *(one.began_at for one in uploads)]) if not in_save else save_began_at
+    left = [one for one in objects if not one.is_durable]
+    reasons = [one.reason for one in left if one.reason is not None]
+    return CheckpointFacts(
+        _state(objects, missing, _ends_with_manifest(in_save), now - last_at),
+        len(objects),
+        sum(one.size_bytes for one in objects),
+        sum(one.size_bytes if one.is_durable else min(one.sent_bytes, one.size_bytes) for one in objects),
+        ranks,
+        began_at,
+        last_at,
+        None if acknowledged_at is None else max(0.0, acknowledged_at - save_began_at),
+        min((one.acknowledged_at for one in left), default=None),
+        missing,
+        reasons[0] if reasons else None,
+    )
+
+
+def _state(
+    objects: Sequence[ObjectFacts], missing: Missing, ends_with_manifest: bool, quiet_seconds: float
+) -> CheckpointState:
+    if any(one.is_conflict for one in objects):
+        return CheckpointState.CONFLICT
+    if any(one.is_failing for one in objects):
+        return CheckpointState.FAILED
+    if missing and quiet_seconds >= STALLED_SECONDS:
+        return CheckpointState.STALLED
+    if missing or not (ends_with_manifest or quiet_seconds >= QUIET_SECONDS):
+        return CheckpointState.WRITING
+    if all(one.is_durable for one in objects):
+        return CheckpointState.DURABLE
+    if any(one.is_durable or one.is_sending or one.sent_bytes for one in objects):
+        return CheckpointState.FLUSHING
+    return CheckpointState.ACKNOWLEDGED
+
+
+_MANIFEST = ".metadata"
+
+
+def _ends_with_manifest(objects: Sequence[ObjectFacts]) -> bool:
+    if not objects:
+        return False
+    last_at = max(one.acknowledged_at for one in objects)
+    return any(one.acknowledged_at >= last_at and _name(one.key) == _MANIFEST for one in objects)
+
+
+def missing_of(
+    keys: Sequence[str], ranks: frozenset[int], ranks_before: Iterable[int], uploads: Sequence[UploadFacts]
+) -> Missing:
+    """What a save lacks still that has these objects and ranks, and these uploads open."""
+    there = set(keys)
+    shards: dict[tuple[str, int], set[int]] = {}
+    for key in keys:
+        if (shard := shard_of(key)) is not None:
+            shards.setdefault((shard.family, shard.shards), set()).add(shard.number)
+    lacking = [
+        f"{family} ({count - len(numbers)} of {count})"
+        for (family, count), numbers in sorted(shards.items())
+        if len(numbers) < count
+    ]
+    lacking += sorted(_manifests_of(keys, shards) - there)
+    has_manifest = any(_name(key) == _MANIFEST for key in keys)
+    world = max((size for key in keys if (size := world_size_of(key)) is not None and size <= RANKS_MAX), default=None)
+    expected = frozenset(range(world)) if world is not None else frozenset(() if has_manifest else ranks_before)
+    waited_for = {one.rank for one in uploads if one.rank is not None}
+    # Where this save has no ranks at all, its layout is another than that of the checkpoint before it.
+    absent = (expected - ranks if ranks or waited_for else frozenset[int]()) | waited_for
+    return Missing(tuple(islice(sorted(absent), MISSING_SHOWN_MAX)), tuple(lacking[:MISSING_SHOWN_MAX]), len(uploads))
+
+
+def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]]) -> set[str]:
+    """The keys of manifests that belong to objects of these names."""
+    found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")}
+    for family, count in shards:
+        name = _name(family)
+        if count > 1 and name.endswith("-.safetensors") and not name.startswith("shard-"):
+            found.add(f"{family.removesuffix('-.safetensors')}.safetensors.index.json")
+    return found
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _directory(key: str) -> str:
+    above, slash, _ = key.rpartition("/")
+    return above + slash

@@ -1,0 +1,191 @@
+"""Checkpoints in the journal, changed in the transactions that change the writes that make them.
+
+    checkpoints          bucket and prefix → a checkpoint, since something of it was begun here
+    checkpoint_objects   bucket and key → an object of a checkpoint, as it was acknowledged last
+
+Of an object `write_id` is its write; `durable_at` is set once the origin has it (seconds since 1970). Where the write
+is gone, and the origin was never seen to have it, somebody has given it up, or overwritten it under other rules: it
+does not count, and is removed in time. What state a checkpoint is in follows from its objects and their writes
+(checkpoints/state.py): nothing here says it a second time.
+
+An acknowledged write of a checkpoint costs a look-up and an insertion, one that is settled an update, and one of no
+checkpoint nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from gateway.objects import ObjectKey
+from gateway.writeback.checkpoints.layouts import CheckpointName, Member
+from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.view import BEHIND_ALL, OPEN, encoded, text
+
+DURABLE_MAX = 200
+"""So many checkpoints of a slot, of which the origin has all that this node was given, are remembered: the newest."""
+
+OBJECTS_MAX = 100_000
+"""Of all checkpoints, some 150 bytes each. With more, the oldest that are at the origin are forgotten."""
+
+AGAIN_SECONDS = 60.0
+"""An object that comes again so long after the last of its checkpoint begins another save; sooner, it is repeated."""
+
+_LEFT = "EXISTS (SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id AND durable_at IS NULL)"
+
+
+class CheckpointRows:
+    """Within one transaction."""
+
+    def __init__(self, rows: sqlite3.Connection) -> None:
+        self._rows = rows
+
+    def begun(self, write: Write) -> None:
+        """The first byte of an object is about to come."""
+        if write.member is not None:
+            self._checkpoint(write.member.checkpoint, write.spec.slot, write.began_at)
+
+    def acknowledged(self, write: Write) -> None:
+        """An object is what its key has, a tombstone: nothing is."""
+        if write.member is None:
+            return
+        if write.deleted:
+            self.removed(write.key)
+        else:
+            row = (write.id, write.size_bytes, write.began_at, write.acknowledged_at, None)
+            self._put(write.key, write.member, write.spec.slot, row)
+
+    def written_past(self, key: ObjectKey, member: Member, slot: str, size_bytes: int, at: float) -> None:
+        """The origin has an object that this node was never alone to have."""
+        self._put(key, member, slot, (0, size_bytes, at, at, at))
+
+    def completed(self, write: Write, at: float) -> None:
+        """The same of one that was uploaded in parts."""
+        if write.member is not None:
+            self._put(write.key, write.member, write.spec.slot, (0, write.size_bytes, write.began_at, at, at))
+
+    def settled(self, write: Write, at: float) -> None:
+        """The origin has an object."""
+        if write.member is not None and not write.deleted:
+            self._rows.execute(
+                "UPDATE checkpoint_objects SET durable_at = ? WHERE bucket = ? AND key = ? AND write_id = ?",
+                (at, write.key.bucket, encoded(write.key), write.id),
+            )
+
+    def given_up(self, write: Write) -> None:
+        """Nothing will come of an object that was acknowledged."""
+        if write.member is not None:
+            self._remove(write.key, "AND write_id = ?", write.id)
+
+    def removed(self, key: ObjectKey) -> None:
+        """An object was deleted. A checkpoint goes with the last of them."""
+        self._remove(key, "")
+
+    def _remove(self, key: ObjectKey, condition: str, *values: int) -> None:
+        found = self._rows.execute(
+            f"DELETE FROM checkpoint_objects WHERE bucket = ? AND key = ? {condition} RETURNING checkpoint_id",
+            (key.bucket, encoded(key), *values),
+        ).fetchall()
+        for (checkpoint_id,) in found:
+            self._drop_empty("id = ?", checkpoint_id)
+
+    def _put(self, key: ObjectKey, member: Member, slot: str, row: tuple[int, int, float, float, float | None]) -> None:
+        began_at = row[2]
+        checkpoint_id, save_began_at = self._checkpoint(member.checkpoint, slot, began_at)
+        before = self._rows.execute(
+            "SELECT began_at FROM checkpoint_objects WHERE bucket = ? AND key = ? AND checkpoint_id = ?",
+            (key.bucket, encoded(key), checkpoint_id),
+        ).fetchone()
+        if before is not None and before[0] >= save_began_at:
+            last = "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?"
+            [last_at] = self._rows.execute(last, (checkpoint_id,)).fetchone()
+            if began_at - last_at > AGAIN_SECONDS:
+                self._rows.execute("UPDATE checkpoints SET began_at = ? WHERE id = ?", (began_at, checkpoint_id))
+        elif began_at < save_began_at:
+            self._rows.execute("UPDATE checkpoints SET began_at = ? WHERE id = ?", (began_at, checkpoint_id))
+        self._rows.execute(
+            "INSERT OR REPLACE INTO checkpoint_objects VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (key.bucket, encoded(key), checkpoint_id, member.rank, *row),
+        )
+
+    def _checkpoint(self, name: CheckpointName, slot: str, began_at: float) -> tuple[int, float]:
+        """Its id, and when its save began; now, where it is new."""
+        at = (name.bucket, text(name.prefix))
+        row: tuple[Any, ...] | None = self._rows.execute(
+            "SELECT id, began_at, slot, layout FROM checkpoints WHERE bucket = ? AND prefix = ?", at
+        ).fetchone()
+        if row is None:
+            inserted = self._rows.execute(
+                "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*at, text(name.run), slot, name.step, name.layout, began_at),
+            )
+            return int(inserted.lastrowid or 0), began_at
+        checkpoint_id, save_began_at, slot_before, layout = row
+        told = name.layout if layout == "step" else layout  # a number was all that its first object told
+        if (slot, told) != (slot_before, layout):
+            self._rows.execute("UPDATE checkpoints SET slot = ?, layout = ? WHERE id = ?", (slot, told, checkpoint_id))
+        return checkpoint_id, save_began_at
+
+    # So that nothing grows for ever
+
+    def forget(self, count_max: int) -> bool:
+        """Let go of what tells nothing any more, and of the oldest; whether there may be more of it."""
+        counts = [self._forget_given_up(count_max), self._drop_empty("1 LIMIT ?", count_max)]
+        for (slot,) in self._rows.execute("SELECT DISTINCT slot FROM checkpoints").fetchall():
+            counts.append(self._forget_old(slot, count_max))
+        counts.append(self._forget_too_many(count_max))
+        return max(counts) >= count_max
+
+    def _forget_given_up(self, count_max: int) -> int:
+        gone = (
+            "SELECT o.bucket, o.key FROM checkpoint_objects o "
+            "LEFT JOIN writes w ON w.id = o.write_id AND w.pending = 1 "
+            "WHERE o.durable_at IS NULL AND w.id IS NULL LIMIT ?"
+        )
+        return self._rows.execute(
+            f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({gone})", (count_max,)
+        ).rowcount
+
+    def _drop_empty(self, condition: str, *values: int) -> int:
+        """Those of which there is no object, and none is on its way."""
+        empty = (
+            "SELECT id FROM checkpoints WHERE NOT EXISTS "
+            "(SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id) AND NOT EXISTS "
+            "(SELECT 1 FROM writes WHERE bucket = checkpoints.bucket AND key >= checkpoints.prefix "
+            f"AND key < CAST(checkpoints.prefix || x'{BEHIND_ALL.hex()}' AS BLOB) AND {OPEN}) AND {condition}"
+        )
+        return self._rows.execute(f"DELETE FROM checkpoints WHERE id IN ({empty})", values).rowcount
+
+    def _forget_old(self, slot: str, count_max: int) -> int:
+        """Whole checkpoints of a slot, behind the newest that the origin has."""
+        old = (
+            f"SELECT id FROM checkpoints WHERE slot = ? AND NOT {_LEFT} ORDER BY began_at DESC, id DESC "
+            "LIMIT -1 OFFSET ?"
+        )
+        count = 0
+        for (checkpoint_id,) in self._rows.execute(old, (slot, DURABLE_MAX)).fetchall():
+            count += self._forget_objects(checkpoint_id, count_max - count)
+            if count >= count_max:
+                break
+        return count
+
+    def _forget_too_many(self, count_max: int) -> int:
+        [found] = self._rows.execute("SELECT count(*) FROM checkpoint_objects").fetchone()
+        wanted: int = max(0, min(count_max, found - OBJECTS_MAX))
+        left = wanted
+        oldest = self._rows.execute("SELECT id FROM checkpoints ORDER BY began_at, id") if left else ()
+        for (checkpoint_id,) in list(oldest):
+            if left <= 0:
+                break
+            left -= self._forget_objects(checkpoint_id, left)
+        return wanted - left
+
+    def _forget_objects(self, checkpoint_id: int, count_max: int) -> int:
+        """Of what the origin has of one; the checkpoint with the last of them."""
+        these = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL LIMIT ?"
+        count = self._rows.execute(
+            f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({these})", (checkpoint_id, count_max)
+        ).rowcount
+        self._drop_empty("id = ?", checkpoint_id)
+        return count

@@ -1,0 +1,107 @@
+"""`forebay checkpoints`: a table within 80 columns, or documents; nothing that a name holds reaches the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway import cli
+from tests.support.admin_double import AdminDouble, admin_double
+
+ONE: dict[str, Any] = {
+    "bucket": "b",
+    "prefix": "run\x1b[2J/step-100/",
+    "step": 100,
+    "layout": "dcp",
+    "slot": "ckpt",
+    "state": "acknowledged",
+    "files": 100_000,
+    "bytes": 1023 * 2**30,
+    "bytes_flushed": 1023 * 2**30 - 1,
+    "ranks": 65536,
+    "ranks_seen": [0],
+    "began_at": 1.0,
+    "last_at": 2.0,
+    "save_seconds": 3725.0,
+    "flush_seconds_left": 12.34,
+    "exposed_seconds": 360_000.0,
+    "missing": {"ranks": [], "objects": [], "open_uploads": 0},
+    "reason": None,
+}
+STALLED = ONE | {
+    "prefix": "run/step-200/",
+    "state": "stalled",
+    "bytes": 0,
+    "bytes_flushed": 0,
+    "ranks": 0,
+    "save_seconds": None,
+    "flush_seconds_left": None,
+    "exposed_seconds": None,
+    "missing": {"ranks": [*range(12)], "objects": ["run/step-200/.metadata"], "open_uploads": 1},
+    "reason": "403\n",
+}
+
+
+def page(*found: dict[str, Any], following: str | None = None) -> tuple[int, Any]:
+    return 200, {"checkpoints": list(found), "next": following}
+
+
+def run(port: AdminDouble, *arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["checkpoints", *arguments, "--admin-url", port.url])
+
+
+def test_checkpoints_are_shown_page_by_page() -> None:
+    """The figures of each on a line of 80 columns, under its name; what it lacks, and why it fails."""
+    with admin_double(page(ONE, following="t="), page(STALLED)) as port:
+        result = run(port, "s3://b/é")
+        assert result.exit_code == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert lines[0].split() == ["state", "files", "size", "ranks", "save", "flushed", "left", "exposed"]
+        assert lines[1] == "s3://b/run\\u001b[2J/step-100/"
+        assert lines[2].split() == [
+            *("acknowledged", "100000", "1023.0", "GiB", "65536", "1:02:05", "99%", "12.3", "s", "4.2", "d")
+        ]
+        assert lines[3:] == [
+            "s3://b/run/step-200/",
+            f"  {'stalled':12} {100000:>6} {'0 B':>10} {'-':>5} {'-':>8} {'0%':>7} {'-':>8} {'-':>8}",
+            "  missing: ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more; .metadata; 1 open upload",
+            "  403\\u000a",
+        ]
+        assert max(len(lines[number]) for number in (0, 2, 4)) <= 80
+        assert result.stderr == "2 checkpoints\n"
+        assert [path for _, path, _ in port.asked] == [
+            "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2F%C3%A9&limit=100",
+            "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2F%C3%A9&limit=100&after=t%3D",
+        ]
+
+
+def test_all_that_is_known_is_a_document_a_line() -> None:
+    """For machines."""
+    with admin_double(page(ONE, STALLED)) as port:
+        result = run(port, "--json", "--state", "stalled,failed")
+        assert [orjson.loads(line) for line in result.stdout.splitlines()] == [ONE, STALLED]
+        assert port.asked[0][1] == "/api/v1/checkpoints?prefix=s3%3A%2F%2F&state=stalled%2Cfailed&limit=100"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_the_table_is_limited(arguments: list[str]) -> None:
+    """That there are more is said."""
+    with admin_double(page(ONE, STALLED, following="t")) as port:
+        result = run(port, "--limit", "1", *arguments)
+        assert "there are more: --limit 0 shows them all" in result.stderr
+        assert "step-200" not in result.stdout
+
+
+def test_what_is_no_prefix_is_refused() -> None:
+    """Before anything is asked."""
+    result = CliRunner().invoke(cli.app, ["checkpoints", "b/run"])
+    assert (result.exit_code, "does not begin with s3://" in result.stderr) == (2, True)
+
+
+def test_what_is_there_without_bytes_is_flushed_when_it_is_durable() -> None:
+    """An empty object is one."""
+    with admin_double(page(STALLED | {"state": "durable"})) as port:
+        assert "100%" in run(port).stdout

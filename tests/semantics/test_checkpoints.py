@@ -1,0 +1,148 @@
+"""Checkpoints of a slot with `write = "back"`: section 11 of docs/semantics.md."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.clock import SystemClock
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
+from gateway.writeback.admin.checkpoints import CheckpointsReport
+from gateway.writeback.admin.queries import PendingQueries
+from tests.support.memory_origin.faults import Answer, on
+from tests.support.write_back_gateway import Client, eventually, with_client
+
+STEP = "back/run/step-1"
+
+
+@asynccontextmanager
+async def report_of(client: Client) -> AsyncIterator[CheckpointsReport]:
+    """What the admin port tells, by the journal of the client's gateway."""
+    queries = PendingQueries(Path(client.buffer.journal._path).parent)
+    try:
+        yield CheckpointsReport(CheckpointQueries(queries), SystemClock())
+    finally:
+        queries.close()
+
+
+async def shown(client: Client) -> dict[str, dict[str, Any]]:
+    """Prefix → a checkpoint."""
+    async with report_of(client) as report:
+        page = await report.page(Prefix("bucket", "back/"), "", 100, ())
+    return {one["prefix"]: one for one in page["checkpoints"]}
+
+
+async def save(client: Client, directory: str = STEP) -> None:
+    """As PyTorch's distributed checkpoints are written: the manifest under another name first."""
+    for rank in range(2):
+        await client.ask("PUT", f"{directory}/__{rank}_0.distcp", f"shard of {rank}".encode())
+    await client.ask("PUT", f"{directory}/.metadata.tmp", b"manifest")
+    copied = {"x-amz-copy-source": f"/bucket/{directory}/.metadata.tmp"}
+    await client.ask("PUT", f"{directory}/.metadata", headers=copied)
+    await client.ask("DELETE", f"{directory}/.metadata.tmp", status=204)
+
+
+def test_11_1_objects_of_one_save_are_one_checkpoint(tmp_path: Path) -> None:
+    """11.1 By their keys alone; the manifest is under its own name at the end; a pointer belongs to the run."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        async with client.flushing():
+            await save(client)
+            await client.ask("PUT", "back/run/latest", b"step-1")
+        found = await shown(client)
+        assert list(found) == [f"{STEP}/"]
+        one = found[f"{STEP}/"]
+        assert (one["step"], one["layout"], one["files"], one["ranks_seen"]) == (1, "dcp", 3, [0, 1])
+        assert one["bytes"] == 2 * len("shard of 0") + len("manifest")
+        assert one["missing"] == {"ranks": [], "objects": [], "open_uploads": 0}
+
+    with_client(tmp_path, scenario)
+
+
+def test_11_1_patterns_of_the_slot_say_what_belongs_together(tmp_path: Path) -> None:
+    """11.1 `checkpoints` of a slot, instead of the known layouts."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/mine/7/model.pt", b"x")
+        await client.ask("PUT", f"{STEP}/model.pt", b"x")
+        assert list(await shown(client)) == ["back/mine/7/"]
+
+    slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back", checkpoints=("back/mine/{step}/",))]
+    with_client(tmp_path, scenario, slots=slots)
+
+
+def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path) -> None:
+    """11.2 Not before the last object is there, and not while one is missing or fails."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        shard = f"{STEP}/__1_0.distcp"
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=shard), Answer(403, "AccessDenied"), times=None)
+        for rank in range(2):
+            await client.ask("PUT", f"{STEP}/__{rank}_0.distcp", b"shard")
+        assert (await shown(client))[f"{STEP}/"]["state"] == "writing"
+        await client.ask("PUT", f"{STEP}/.metadata", b"manifest")
+        assert (await shown(client))[f"{STEP}/"]["state"] == "acknowledged"
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
+            failed = (await shown(client))[f"{STEP}/"]
+            assert (failed["state"], "AccessDenied" in (failed["reason"] or "")) == ("failed", True)
+            refusal.times = 0
+            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+        durable = (await shown(client))[f"{STEP}/"]
+        assert (durable["state"], durable["bytes_flushed"]) == ("durable", durable["bytes"])
+        stored = client.origin.buckets["bucket"].objects
+        assert all(f"{STEP}/{name}" in stored for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"))
+
+    with_client(tmp_path, scenario)
+
+
+def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
+    """11.2 Whether it was at the bucket or not, and by whichever request."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        names = ("__0_0.distcp", ".metadata")
+        for name in names:
+            await client.ask("PUT", f"{STEP}/{name}", b"x")
+        async with client.flushing():
+            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+        for name in names:
+            await client.ask("DELETE", f"{STEP}/{name}", status=204)
+        assert await shown(client) == {}
+
+    with_client(tmp_path, scenario)
+
+
+def test_11_3_what_goes_through_counts_for_its_checkpoint(tmp_path: Path) -> None:
+    """11.3 As the first write to a bucket does: the bucket has it, and this node knows."""
+
+    async def scenario(client: Client) -> None:
+        await client.ask("PUT", f"{STEP}/__0_0.distcp", b"12345")
+        one = (await shown(client))[f"{STEP}/"]
+        assert (one["files"], one["bytes"], one["bytes_flushed"], one["ranks_seen"]) == (1, 5, 5, [0])
+        assert (one["state"], one["missing"]["objects"]) == ("writing", [f"{STEP}/.metadata"])
+
+    with_client(tmp_path, scenario)
+
+
+def test_11_3_an_upload_begins_the_save_with_its_first_byte(tmp_path: Path) -> None:
+    """11.3 It is seen while nothing of it is acknowledged yet; aborted, it has never been."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        answer = await client.ask("POST", f"{STEP}/rank_3.pt?uploads")
+        one = (await shown(client))[f"{STEP}/"]
+        assert (one["state"], one["files"], one["missing"]["open_uploads"]) == ("writing", 0, 1)
+        assert one["missing"]["ranks"] == [3]
+        upload_id = answer.body.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
+        await client.ask("DELETE", f"{STEP}/rank_3.pt?uploadId={upload_id}", status=204)
+        assert await shown(client) == {}
+
+    with_client(tmp_path, scenario)

@@ -1,0 +1,284 @@
+"""Checkpoints are shown as they are: in pages, by state, through flush, failure, conflict and restart; and counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES
+from gateway.writeback.admin.writeback_admin import NoWriteback
+from gateway.writeback.checkpoints.state import STALLED_SECONDS
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.order import with_order
+from tests.support.flushing import HEADERS, PART_BYTES
+from tests.support.memory_origin.faults import Answer, on
+from tests.support.writeback import key
+from tests.support.writeback_admin import AdminHarness
+
+EVERYTHING = Prefix("")
+SLOT = Slot("slot", Prefix(""))
+
+
+def with_harness(path: Path, scenario: Callable[[AdminHarness], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        harness = AdminHarness(path)
+        try:
+            await scenario(harness)
+        finally:
+            await harness.close()
+
+    asyncio.run(run())
+
+
+async def put(harness: AdminHarness, name: str | ObjectKey, content: bytes = b"x") -> Write:
+    """As a worker does it, now."""
+    buffer, at = harness.buffer, key(name) if isinstance(name, str) else name
+    file, now = buffer.stage(content), buffer.clock.now()
+    made = Write(
+        WriteSpec(at, HEADERS, "slot"),
+        ExpectedVersion(absent=True),
+        now,
+        etag=file.etag,
+        size_bytes=file.size_bytes,
+        parts=(Part(1, file, now),),
+        acknowledged_at=now,
+    )
+    return await buffer.journal.change(lambda tx: tx.acknowledge(with_order(made, SLOT)))
+
+
+async def save(harness: AdminHarness, step: int, ranks: int = 2) -> None:
+    for rank in range(ranks):
+        await put(harness, f"run/step-{step}/__{rank}_0.distcp")
+        await harness.buffer.clock.advance(1.0)
+    await put(harness, f"run/step-{step}/.metadata")
+
+
+async def shown(
+    harness: AdminHarness, prefix: Prefix = EVERYTHING, states: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    page = await harness.admin.checkpoints(prefix, "", 100, states)
+    found: list[dict[str, Any]] = page["checkpoints"]
+    return found
+
+
+async def state(harness: AdminHarness, prefix: str) -> str:
+    [one] = await shown(harness, Prefix("bucket", prefix))
+    found: str = one["state"]
+    return found
+
+
+def test_a_save_is_shown_from_its_first_byte_until_the_origin_has_it(tmp_path: Path) -> None:
+    """With files, bytes, ranks, the time of the save, what is flushed, and for how long it is here alone."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        await harness.buffer.learn()
+        await put(harness, "run/step-1/__0_0.distcp", b"12345")
+        await harness.buffer.clock.advance(3.0)
+        [begun] = await shown(harness)
+        assert (begun["state"], begun["save_seconds"], begun["exposed_seconds"]) == ("writing", 0.0, 3.0)
+        assert begun["missing"] == {"ranks": [], "objects": ["run/step-1/.metadata"], "open_uploads": 0}
+        await put(harness, "run/step-1/__1_0.distcp")
+        await put(harness, "run/step-1/.metadata")
+        [whole] = await shown(harness)
+        assert (whole["bucket"], whole["prefix"], whole["step"]) == ("bucket", "run/step-1/", 1)
+        assert (whole["layout"], whole["slot"], whole["state"]) == ("dcp", "slot", "acknowledged")
+        assert (whole["files"], whole["bytes"], whole["bytes_flushed"]) == (3, 7, 0)
+        assert (whole["ranks"], whole["ranks_seen"], whole["save_seconds"]) == (2, [0, 1], 3.0)
+        assert whole["missing"] == {"ranks": [], "objects": [], "open_uploads": 0}
+        harness.start()
+        await harness.buffer.until(lambda: not harness.buffer.left())
+        [there] = await shown(harness)
+        assert (there["state"], there["bytes_flushed"], there["exposed_seconds"]) == ("durable", 7, None)
+        assert there["flush_seconds_left"] is None
+        assert await shown(harness) == [there]
+
+    with_harness(tmp_path, scenario)
+
+
+def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(tmp_path: Path) -> None:
+    """By what was seen of it within the last minute."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        await harness.buffer.learn()
+        name = "run/step-1/__0_0.distcp"
+        sizes = [PART_BYTES] * 3
+        opened = await harness.buffer.upload(key(name), sizes)
+        await put(harness, "run/step-1/.metadata")
+        made = with_order(opened, SLOT)
+        await harness.buffer.journal.change(lambda tx: tx._checkpoints.acknowledged(made))
+        await shown(harness)
+        await harness.buffer.clock.advance(2.0)
+        first = replace(next(iter(await harness.buffer.journal.parts(opened.id))), origin_etag='"1"')
+        await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, first))
+        [one] = await shown(harness)
+        assert (one["state"], one["bytes_flushed"]) == ("flushing", PART_BYTES)
+        assert one["flush_seconds_left"] == pytest.approx(4.0, rel=0.01)
+
+    with_harness(tmp_path, scenario)
+
+
+def test_a_failure_and_a_conflict_are_states_of_the_whole(tmp_path: Path) -> None:
+    """With the reason; and are over when they are."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        await harness.buffer.learn()
+        await save(harness, 1)
+        refused = harness.buffer.origin.inject(
+            on(Operation.PUT_OBJECT, key="run/step-1/__0_0.distcp"), Answer(403, "AccessDenied"), times=None
+        )
+        harness.start()
+        await harness.buffer.until(lambda: len(harness.buffer.left()) == 2 and bool(harness.buffer.observer.failures))
+        [failed] = await shown(harness, states=("failed", "conflict"))
+        assert (failed["state"], "AccessDenied" in failed["reason"]) == ("failed", True)
+        refused.times = 0
+        harness.buffer.origin.put("bucket", "run/step-1/__0_0.distcp", b"theirs")
+        await harness.buffer.until(lambda: bool(harness.buffer.observer.conflicts))
+        assert await state(harness, "run/") == "conflict"
+        await harness.admin.resolve(key("run/step-1/__0_0.distcp"), "keep-ours", None)
+        await harness.buffer.until(lambda: not harness.buffer.left())
+        assert await state(harness, "run/") == "durable"
+
+    with_harness(tmp_path, scenario)
+
+
+def test_a_save_whose_ranks_do_not_come_stalls(tmp_path: Path) -> None:
+    """It says which: those that the checkpoint before it in the same run had."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        for rank in range(4):
+            await put(harness, f"run/step-1/rank_{rank}.pt")
+        await harness.buffer.clock.advance(100.0)
+        for rank in (0, 2):
+            await put(harness, f"run/step-2/rank_{rank}.pt")
+        await put(harness, "other/step-2/rank_0.pt")
+        await harness.buffer.clock.advance(STALLED_SECONDS - 1)
+        assert await state(harness, "run/step-2/") == "writing"
+        await harness.buffer.clock.advance(1.0)
+        [stalled] = await shown(harness, states=("stalled",))
+        assert (stalled["prefix"], stalled["missing"]["ranks"]) == ("run/step-2/", [1, 3])
+        for rank in (1, 3):
+            await put(harness, f"run/step-2/rank_{rank}.pt")
+        await harness.buffer.clock.advance(STALLED_SECONDS)
+        assert await state(harness, "run/step-2/") == "acknowledged"
+
+    with_harness(tmp_path, scenario)
+
+
+def test_an_open_upload_is_of_its_checkpoint(tmp_path: Path) -> None:
+    """Before anything of it is acknowledged; aborted, nothing is left of either."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        now = harness.buffer.clock.now()
+        opened = with_order(
+            Write(WriteSpec(key("run/step-1/rank_3.pt"), HEADERS, "slot"), ExpectedVersion(), now, upload_id="u"), SLOT
+        )
+        await harness.buffer.journal.change(lambda tx: tx.open_upload(opened))
+        [one] = await shown(harness)
+        assert (one["state"], one["files"], one["save_seconds"]) == ("writing", 0, None)
+        assert one["missing"] == {"ranks": [3], "objects": [], "open_uploads": 1}
+        await harness.admin.abort(["u"])
+        assert await shown(harness) == []
+
+    with_harness(tmp_path, scenario)
+
+
+def test_checkpoints_come_in_pages(tmp_path: Path) -> None:
+    """Each once, in the order of buckets and prefixes, under a prefix, and by state, whatever the size of the pages."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        names = [ObjectKey(bucket, f"é/step-{step}/x") for bucket in ("a", "bucket") for step in (1, 2, 30)]
+        for one in reversed(names):
+            await put(harness, one)
+        await put(harness, "z/ckpt-7.pt")
+        for count in (1, 2, 100):
+            found, after = [], ""
+            while True:
+                page = await harness.admin.checkpoints(Prefix.parse("s3://"), after, count, ["writing"])
+                found += [(one["bucket"], one["prefix"]) for one in page["checkpoints"]]
+                if page["next"] is None:
+                    break
+                after = page["next"]
+            assert found == sorted(
+                [*((one.bucket, one.key.removesuffix("x")) for one in names), ("bucket", "z/ckpt-7.pt")]
+            )
+        under = await shown(harness, Prefix("bucket", "é/step-3"))
+        assert [one["step"] for one in under] == [30]
+        assert await shown(harness, states=("durable",)) == []
+        for after in ("x", "WzFd"):
+            with pytest.raises(ValueError, match="token"):
+                await harness.admin.checkpoints(EVERYTHING, after, 1, [])
+        with pytest.raises(ValueError, match="'lost' is none"):
+            await harness.admin.checkpoints(EVERYTHING, "", 1, ["lost"])
+
+    with_harness(tmp_path, scenario)
+
+
+def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+    """All of it is in the journal."""
+    seen: list[list[dict[str, Any]]] = []
+
+    async def before(harness: AdminHarness) -> None:
+        await save(harness, 1)
+        await put(harness, "run/step-2/__0_0.distcp")
+        seen.append(await shown(harness))
+
+    async def after(harness: AdminHarness) -> None:
+        await harness.buffer.clock.advance(2.0)  # a manual clock begins anew
+        seen.append(await shown(harness))
+
+    with_harness(tmp_path, before)
+    with_harness(tmp_path, after)
+    assert seen[0] == seen[1]
+
+
+def test_the_same_name_saved_again_is_shown_as_that_save(tmp_path: Path) -> None:
+    """Its time is not that since the first."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        await save(harness, 1)
+        await harness.buffer.clock.advance(1000.0)
+        await put(harness, "run/step-1/__0_0.distcp")
+        assert await state(harness, "run/") == "writing"
+        await harness.buffer.clock.advance(5.0)
+        await put(harness, "run/step-1/__1_0.distcp")
+        await put(harness, "run/step-1/.metadata")
+        [again] = await shown(harness)
+        assert (again["state"], again["save_seconds"], again["files"]) == ("acknowledged", 5.0, 3)
+
+    with_harness(tmp_path, scenario)
+
+
+def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
+    """Every state, also where there is none; again and again."""
+    told: dict[tuple[str, str], int] = {}
+
+    class Observer:
+        def checkpoints(self, slot: str, state: str, count: int) -> None:
+            told[slot, state] = count
+
+    async def scenario(harness: AdminHarness) -> None:
+        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"], Observer()))
+        await save(harness, 1)
+        await harness.buffer.until(lambda: told.get(("slot", "acknowledged")) == 1)
+        assert set(told) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
+        assert sum(told.values()) == 1
+        await harness.buffer.delete(key("run/step-1/.metadata"))
+        await harness.buffer.clock.advance(LOOK_SECONDS)
+        await harness.buffer.until(lambda: told["slot", "acknowledged"] == 0)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    with_harness(tmp_path, scenario)
+
+
+def test_without_a_buffer_there_are_none() -> None:
+    """And nobody is refused."""
+    assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])) == {"checkpoints": [], "next": None}

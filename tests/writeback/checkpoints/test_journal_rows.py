@@ -1,0 +1,296 @@
+"""Checkpoints in the journal: what writes make of them, in the same transactions, and what is forgotten of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.clock import Moment
+from gateway.policy.slots import Prefix, Slot
+from gateway.writeback.journal import checkpoints
+from gateway.writeback.journal.checkpoints import AGAIN_SECONDS
+from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.schema import prepare
+from gateway.writeback.journal.stream import apply, records
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.order import with_order
+from tests.support.journal_rows import said_by
+from tests.support.writeback import PlainPresence, key, part, pending, upload
+
+SLOT = Slot("slot", Prefix("bucket"))
+RUN = "run/step-1/"
+
+
+class Book:
+    """A journal in memory, and short ways to write to it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.rows = connection
+        self.tx = JournalTransaction(connection, PlainPresence())
+        self._count = 0
+
+    def put(self, name: str, at: float = 100.0, *, deleted: bool = False, slot: Slot = SLOT) -> Write:
+        self._count += 1
+        new = pending(key(name), None if deleted else f"file{self._count}", deleted=deleted)
+        return self.tx.acknowledge(with_order(replace(new, began_at=at - 1, acknowledged_at=at), slot))
+
+    def settle(self, write: Write, at: float = 200.0) -> None:
+        self.tx.settle(write.id, '"e"', Moment(at))
+
+    def checkpoints(self) -> list[tuple[Any, ...]]:
+        found = self.rows.execute("SELECT prefix, step, layout, slot, began_at FROM checkpoints ORDER BY prefix")
+        return [(prefix.decode(), *rest) for prefix, *rest in found]
+
+    def objects(self) -> dict[str, float | None]:
+        """Keys, and since when the origin has them."""
+        found = self.rows.execute("SELECT key, durable_at FROM checkpoint_objects ORDER BY key")
+        return {name.decode(): at for name, at in found}
+
+
+@pytest.fixture
+def book() -> Iterator[Book]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        prepare(connection)
+        yield Book(connection)
+
+
+def test_what_is_acknowledged_and_settled_is_of_its_checkpoint(book: Book) -> None:
+    """And what belongs to none leaves no row."""
+    shard, _ = book.put(f"{RUN}__3_0.distcp"), book.put("run/latest")
+    assert book.checkpoints() == [(RUN, 1, "dcp", "slot", 99.0)]
+    assert book.rows.execute("SELECT rank, write_id, size_bytes FROM checkpoint_objects").fetchall() == [
+        (3, shard.id, shard.size_bytes)
+    ]
+    book.settle(shard)
+    assert book.objects() == {f"{RUN}__3_0.distcp": 200.0}
+
+
+def test_a_layout_is_told_by_whichever_object_tells_it(book: Book) -> None:
+    """A number alone tells little."""
+    book.put(f"{RUN}config.json")
+    assert book.checkpoints() == [(RUN, 1, "step", "slot", 99.0)]
+    book.put(f"{RUN}.metadata")
+    book.put(f"{RUN}rank_1.pt")
+    assert book.checkpoints() == [(RUN, 1, "dcp", "slot", 99.0)]
+
+
+def test_a_manifest_that_is_renamed_by_copy_and_delete_ends_under_its_name(book: Book) -> None:
+    """As DCP renames `.metadata.tmp`."""
+    book.put(f"{RUN}.metadata.tmp")
+    book.put(f"{RUN}.metadata")
+    book.put(f"{RUN}.metadata.tmp", deleted=True)
+    assert list(book.objects()) == [f"{RUN}.metadata"]
+
+
+def test_a_checkpoint_goes_with_its_last_object(book: Book) -> None:
+    """Whether the origin has it or not, here or there."""
+    book.put(f"{RUN}a")
+    kept = book.put(f"{RUN}b")
+    book.settle(kept)
+    book.put(f"{RUN}a", deleted=True)
+    assert list(book.objects()) == [f"{RUN}b"]
+    member = kept.member
+    book.tx.changed_past(key(f"{RUN}b"), LastOwnWrite(300.0), "slot", member)
+    assert (book.objects(), book.checkpoints()) == ({}, [])
+
+
+def test_what_the_origin_was_asked_to_delete_counts_no_more(book: Book) -> None:
+    """Of a DeleteObjects; what is pending under the key does."""
+    for name in ("a", "b"):
+        book.settle(book.put(f"{RUN}{name}"))
+    book.put(f"{RUN}b")
+    for name in ("a", "b"):
+        book.tx.leave_checkpoint(key(f"{RUN}{name}"))
+    assert list(book.objects()) == [f"{RUN}b"]
+
+
+def test_what_goes_through_is_of_its_checkpoint_too(book: Book) -> None:
+    """The origin has it already. Where nobody knows what became of it, nothing is changed."""
+    member = with_order(pending(key(f"{RUN}__1_0.distcp"), "x"), SLOT).member
+    book.tx.changed_past(key(f"{RUN}__1_0.distcp"), LastOwnWrite(300.0, '"e"'), "slot", member, 5)
+    row = book.rows.execute("SELECT rank, size_bytes, durable_at FROM checkpoint_objects").fetchone()
+    assert row == (1, 5, 300.0)
+    book.tx.changed_past(key(f"{RUN}__1_0.distcp"), LastOwnWrite(400.0, known=False), "slot", member)
+    assert book.objects() == {f"{RUN}__1_0.distcp": 300.0}
+
+
+def test_what_goes_through_does_not_take_the_place_of_what_is_pending(book: Book) -> None:
+    """It is not at the origin yet."""
+    write = book.put(f"{RUN}a")
+    book.tx.changed_past(write.key, LastOwnWrite(300.0, '"e"'), "slot", write.member, 5)
+    assert book.objects() == {f"{RUN}a": None}
+
+
+def test_an_object_that_is_overwritten_is_not_durable(book: Book) -> None:
+    """Nor is it when only what was there before has arrived."""
+    first = book.put(f"{RUN}a")
+    book.tx.change(replace(first, state=State.PUBLISHING), State.COMMITTED)
+    second = book.put(f"{RUN}a")
+    book.settle(first)
+    assert book.objects() == {f"{RUN}a": None}
+    book.settle(second, 300.0)
+    assert book.objects() == {f"{RUN}a": 300.0}
+
+
+def test_a_write_that_is_given_up_counts_no_more(book: Book) -> None:
+    """Nothing will come of it."""
+    write = book.put(f"{RUN}a")
+    book.tx.keep(write.id, "others")
+    assert list(book.objects()) == [f"{RUN}a"]
+    assert book.tx.discard(write.id, Moment(200.0), only_conflict=True)
+    assert (book.objects(), book.checkpoints()) == ({}, [])
+
+
+def test_an_upload_begins_the_save(book: Book) -> None:
+    """With its first byte; completed, it is an object as others; aborted, it was none."""
+    opened = with_order(replace(upload("u", key(f"{RUN}__0_0.distcp")), began_at=50.0), SLOT)
+    book.tx.open_upload(opened)
+    assert (book.checkpoints(), book.objects()) == ([(RUN, 1, "dcp", "slot", 50.0)], {})
+    book.tx.put_part("u", part(1, "p"), Moment(60.0))
+    made = replace(opened, parts=(part(1, "p"),), etag='"x-1"', size_bytes=1, acknowledged_at=70.0)
+    assert book.tx.complete(made) is not None
+    assert (book.checkpoints(), list(book.objects())) == ([(RUN, 1, "dcp", "slot", 50.0)], [f"{RUN}__0_0.distcp"])
+    book.tx.open_upload(with_order(replace(upload("v", key("run/step-2/x")), began_at=80.0), SLOT))
+    book.tx.forget_ended(Moment(90.0))
+    assert len(book.checkpoints()) == 2
+    book.tx.abort("v", Moment(90.0))
+    book.tx.forget_ended(Moment(90.0))
+    assert len(book.checkpoints()) == 1
+
+
+def test_an_upload_that_the_origin_completes_is_durable_at_once(book: Book) -> None:
+    """Its client waited for that."""
+    opened = with_order(replace(upload("u", key(f"{RUN}a"), "o"), began_at=50.0), SLOT)
+    write_id = book.tx.open_upload(opened).id
+    book.tx.put_part("u", part(1, "p"), Moment(60.0))
+    made = with_order(replace(opened, parts=(part(1, "p"),), etag='"x-1"', size_bytes=1, touched=Moment(61.0)), SLOT)
+    assert book.tx.complete_at_origin(made)
+    assert book.objects() == {}
+    book.tx.completed(write_id, '"x-1"', Moment(70.0))
+    assert book.objects() == {f"{RUN}a": 70.0}
+
+
+def test_the_same_name_saved_again_is_another_save(book: Book) -> None:
+    """When an object comes again long after the last; a repeated request is none."""
+    book.put(f"{RUN}a", 100.0)
+    book.put(f"{RUN}b", 110.0)
+    book.put(f"{RUN}b", 115.0)
+    assert book.checkpoints()[0][-1] == 99.0
+    again = 115.0 + AGAIN_SECONDS + 10
+    book.put(f"{RUN}b", again)
+    assert book.checkpoints()[0][-1] == again - 1
+    book.put(f"{RUN}a", again + 5)
+    assert book.checkpoints()[0][-1] == again - 1
+    assert len(book.checkpoints()) == 1
+
+
+def test_rules_of_the_slot_say_what_belongs_together(book: Book) -> None:
+    """Its own patterns, or none at all."""
+    book.put("mine-7/x", slot=replace(SLOT, checkpoints=("mine-{step}/",)))
+    book.put("run/step-1/x", slot=replace(SLOT, checkpoints=()))
+    assert book.checkpoints() == [("mine-7/", 7, "pattern", "slot", 99.0)]
+
+
+# What is forgotten
+
+
+def forget(book: Book) -> None:
+    while book.tx.forget_ended(Moment(1000.0), 3):
+        pass
+
+
+def test_the_newest_of_a_slot_are_remembered(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the origin has; what is pending stays in any case."""
+    monkeypatch.setattr(checkpoints, "DURABLE_MAX", 2)
+    waiting = book.put("run/step-0/x", 10.0)
+    for step in range(1, 6):
+        for name in "abcd":
+            book.settle(book.put(f"run/step-{step}/{name}", 100.0 + step))
+    forget(book)
+    assert [row[0] for row in book.checkpoints()] == ["run/step-0/", "run/step-4/", "run/step-5/"]
+    assert len(book.objects()) == 9
+    book.settle(waiting)
+    forget(book)
+    assert [row[0] for row in book.checkpoints()] == ["run/step-4/", "run/step-5/"]
+
+
+def test_so_many_objects_are_remembered(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest that the origin has go first; never what it does not have."""
+    monkeypatch.setattr(checkpoints, "OBJECTS_MAX", 4)
+    for step in (1, 2):
+        for name in "abc":
+            book.settle(book.put(f"run/step-{step}/{name}", 100.0 + step))
+    forget(book)
+    assert len(book.objects()) == 4
+    waiting = [book.put(f"run/step-1/w{number}", 101.0) for number in range(6)]
+    forget(book)
+    assert sorted(book.objects()) == sorted(write.key.key for write in waiting)
+
+
+def test_what_was_overwritten_under_other_rules_is_forgotten(book: Book) -> None:
+    """Nothing tells any more what became of it."""
+    book.put(f"{RUN}a")
+    book.put(f"{RUN}a", slot=replace(SLOT, checkpoints=()))
+    forget(book)
+    assert (book.objects(), book.checkpoints()) == ({}, [])
+
+
+# Whatever happens
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["put", "settle", "delete", "keep", "discard", "publish"]), st.integers(0, 5)),
+        max_size=30,
+    )
+)
+def test_what_is_said_to_be_durable_is_what_the_origin_has(steps: list[tuple[str, int]]) -> None:
+    """After any history of writes, deletions, flushes and decisions; and a copy by stream says the same."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        prepare(connection)
+        book = Book(connection)
+        at_origin: dict[str, int] = {}
+        for number, (what, chosen) in enumerate(steps):
+            name = f"run/step-{chosen % 2}/{chosen}"
+            first = book.tx.earliest(key(name))
+            if what == "put":
+                book.put(name, 100.0 + number)
+            elif what == "delete":
+                if book.tx.latest(key(name)) is not None:
+                    book.put(name, 100.0 + number, deleted=True)
+            elif first is None:
+                continue
+            elif what == "settle" and first.state is not State.CONFLICT:
+                at_origin[name] = 0 if first.deleted else first.id
+                book.settle(first, 100.0 + number)
+            elif what == "publish":
+                book.tx.change(replace(first, state=State.PUBLISHING), State.COMMITTED)
+            elif what == "keep":
+                book.tx.keep(first.id, "others")
+            elif what == "discard":
+                book.tx.discard(first.id, Moment(100.0 + number), only_conflict=True)
+        forget(book)
+        found = connection.execute("SELECT key, write_id, durable_at FROM checkpoint_objects").fetchall()
+        for name, write_id, durable_at in found:
+            latest = book.tx.latest(key(name.decode()))
+            if durable_at is None:
+                assert latest is not None
+                assert latest.id == write_id
+            else:
+                assert at_origin[name.decode()] == write_id
+                assert latest is None
+        for latest in book.tx.waiting(0, 100):
+            newest = book.tx.latest(latest.key)
+            if newest == latest and not latest.deleted:
+                assert (latest.key.key.encode(), latest.id, None) in found
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            prepare(copy)
+            apply(copy, records(connection))
+            assert said_by(copy) == said_by(connection)
