@@ -18,6 +18,7 @@ _OF_WRITE_BACK = (
     "exposure_age_seconds_max",
     "order",
     "markers",
+    "manifests",
     "upload_expiry_seconds",
 )
 

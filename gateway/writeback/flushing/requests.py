@@ -80,6 +80,25 @@ class Requests:
         """Where they go."""
         return self._origin
 
+    @property
+    def threads(self) -> BufferThreads:
+        """On which files are read."""
+        return self._threads
+
+    async def content(self, write: Write, size_bytes_max: int) -> bytes | None:
+        """All bytes of an object; None where there are more, or the origin alone has some. BufferDamaged."""
+        if write.size_bytes > size_bytes_max or not all(part.file.is_here for part in write.parts):
+            return None
+        content = bytearray()
+        for part in write.parts:
+            body = await self._body(part.file)
+            if isinstance(body, bytes):
+                content += body
+                continue
+            async for piece in body.chunks:
+                content += piece
+        return bytes(content)
+
     async def head(self, write: Write) -> Event:
         """What lies under the key."""
         return await _event(self._head(write))
