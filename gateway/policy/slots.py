@@ -128,8 +128,8 @@ class Slot:
     says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
     something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
     reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
-    every write does so after all before it; where `manifests` is `checked`, they do so after all that they name, whoever
-    writes it. An upload of which no part has come for `upload_expiry_seconds` is ended.
+    every write does so after all before it; with `manifests` `checked`, after all that they name, whoever writes it.
+    An upload of which no part has come for `upload_expiry_seconds` is ended.
 
     `authorization` says who judges a caller, besides the gateway's own rules: nobody (`gateway`), or the origin
     (`origin`), which is asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.

@@ -55,8 +55,8 @@ _PATH = "relative_path"
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """What is to be there before the manifest: `keys`, each once; of each of `directories`, which end with no slash, one
-    object at least that lies under it, or has its name, or its name and an ending."""
+    """What is to be there before the manifest: `keys`, each once; of each of `directories`, which end with no slash,
+    one object at least that lies under it, or has its name, or its name and an ending."""
 
     keys: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class _Strange(Exception):
 def may_be_understood(key: ObjectKey) -> bool:
     """Whether an object of this name may name others: else there is no use in reading it."""
     name = _name(key)
-    return name == _DCP or name.endswith(_INDEX) or name in _DEEPSPEED or name == _MEGATRON
+    return name in (_DCP, _MEGATRON) or name in _DEEPSPEED or name.endswith(_INDEX)
 
 
 def named_files(key: ObjectKey, content: bytes) -> NamedFiles | NotUnderstood:
@@ -175,7 +175,7 @@ def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
             opcode, argument, _position = next(opcodes)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 - there is no telling what bytes of anybody's make it raise
+        except Exception as error:
             raise _Strange(f"it is no pickle: {error}"[:200]) from error
         yield opcode.name, argument
     raise _Strange("it is a pickle of too many opcodes")

@@ -1,6 +1,6 @@
 """Whether everything that a manifest names is at the origin: what may be shown there, and what waits.
 
-    a manifest's bytes → what it names (checkpoints/manifests.py), once → HEAD of each, some at a time → found, or missing
+    a manifest's bytes → what it names (checkpoints/manifests.py), once → HEAD of each, some at a time → found, missing
 
 What was found is remembered while the rest is waited for, so that whoever waits asks little: a few of those that were
 missing first, and the others only once these have come. What this node has acknowledged later, and sends behind the
@@ -69,7 +69,14 @@ class Presence:
         self.names_count = len(self._missing)
 
     async def look(
-        self, origin: Origin, slot: str, purpose: Purpose, clock: Clock, ignored: Callable[[str], bool], *, is_first: bool
+        self,
+        origin: Origin,
+        slot: str,
+        purpose: Purpose,
+        clock: Clock,
+        ignored: Callable[[str], bool],
+        *,
+        is_first: bool,
     ) -> LookedFor | Refused | Lost:
         """`ignored` says of a key whether nobody has to wait for it. The first time all are asked about."""
         now = clock.monotonic()

@@ -171,7 +171,7 @@ class Superseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """What a slot says about its writes. Of `manifests`, by the last part of their keys, what they name is waited for."""
+    """What a slot says about its writes. Of `manifests`, by the last part of their key, the files are waited for."""
 
     key_prefix: str = ""
     upload_expiry_seconds: float = 86_400.0

@@ -143,7 +143,9 @@ class Lost:
     reason: str
 
 
-Event: TypeAlias = Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | LookedFor | Aborted | Refused | Lost
+Event: TypeAlias = (
+    Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | LookedFor | Aborted | Refused | Lost
+)
 
 # Instructions: requests to the origin, each with one event
 
