@@ -239,6 +239,11 @@ class ManifestFiles:
         """How much is missing of each that waits for files, of the keys that are asked about."""
         return {one: known.missing for one, known in self._known.items() if known.missing and covers(known.key)}
 
+    def is_waiting(self, write_id: int) -> bool:
+        """Whether it is a manifest, and something that it names was missing when it was looked for."""
+        known = self._known.get(write_id)
+        return known is not None and known.missing > 0
+
     def waive(self, write_id: int) -> None:
         """Somebody has decided that a manifest goes to the origin whatever it names. For as long as this process runs:
         it is on its way at once."""

@@ -239,6 +239,11 @@ class Reconciler:
             run.is_awaited = run.is_awaited or prefix.covers(*run.write.key)
         self._notifier.notify()
 
+    @property
+    def requests(self) -> Requests:
+        """How it reaches the origin."""
+        return self._tools.requests
+
     def attempts(self, prefix: Prefix) -> Attempts:
         """Of what was acknowledged under a prefix."""
         now = self._clock.monotonic()

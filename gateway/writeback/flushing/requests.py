@@ -147,6 +147,16 @@ class Requests:
         """Have the origin forget an upload."""
         return await _event(self._abort(write))
 
+    async def first_key(self, bucket: str, prefix: str) -> str | None:
+        """The first key that begins so, in S3's order; None also where the origin does not say."""
+        query = [("list-type", "2"), ("prefix", prefix), ("max-keys", "1")]
+        try:
+            request = OriginRequest("GET", bucket, None, query, purpose=Purpose.FLUSH)
+            async with await self._origin.send(request) as response:
+                return text_of(await response.read(ANSWER_SIZE_BYTES_MAX), "Key") if response.status == 200 else None
+        except (OriginUnreachable, OriginBodyError, OSError):
+            return None
+
     async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
         """What the origin has of open uploads under a key."""
         try:
