@@ -166,7 +166,7 @@ class Judge:
             self.violated("markers come last", f"{marker} is at the origin, and {key} is not")
 
     def _check_named(self, bucket: str, manifest: str, value: bytes) -> None:
-        """Where the gateway is not told what is not there, no node absorbs anything, and nobody has anything pending."""
+        """Where nobody is told what is not there, no node absorbs anything, and so none has anything pending."""
         if self.origin.dialect.hides_absence:
             return
         gone = [key for key in self.named.get(value, []) if self.origin.current(bucket, key) is None]

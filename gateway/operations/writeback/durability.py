@@ -34,4 +34,7 @@ async def _told_later(answer: Coroutine[Any, Any, Response], is_durable: bool) -
 def _told(response: Response, is_durable: bool) -> Response:
     if response.status >= 400:
         return response
-    return replace(response, headers=[*response.headers, (HEADER, "true" if is_durable else "false")])
+    told = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
+    is_durable = is_durable and "false" not in told
+    others = [pair for pair in response.headers if pair[0] != HEADER]
+    return replace(response, headers=[*others, (HEADER, "true" if is_durable else "false")])
