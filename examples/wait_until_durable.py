@@ -7,8 +7,8 @@ In a training job:
     dcp.save(state, storage_writer=writer)
     wait_until_durable(boto3.client("s3"), "checkpoints", "run-7/step-100/.metadata")
 
-HEAD of a checkpoint's manifest, through the gateway, says `x-forebay-durable`: `false` while only the node of the gateway
-has it, `true` when the bucket has it, and everything that it names.
+HEAD of a checkpoint's manifest, through the gateway, says `x-forebay-durable`: `false` while only its node has it, and
+`true` when the bucket has it, and everything that it names.
 """
 
 from __future__ import annotations
