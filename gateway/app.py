@@ -476,6 +476,7 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.exposure_age_seconds_max,
             slot.order,
             tuple(slot.markers),
+            slot.manifests,
             slot.upload_expiry_seconds,
             slot.authorization,
             slot.authorization_ttl_seconds,

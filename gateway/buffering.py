@@ -25,7 +25,7 @@ from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder, order_of
 from gateway.writeback.flushing.requests import Requests
 
 RESERVE_SECONDS = 10.0
@@ -121,7 +121,7 @@ class Flushing:
     def follow_slots(self) -> None:
         """They were changed. What is pending in one that is gone goes to the origin as before."""
         for slot in self._slots:
-            self._orders[slot.name] = SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds)
+            self._orders[slot.name] = order_of(slot)
         self._buffers.clear()
         self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.write == "back"})
 

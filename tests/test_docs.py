@@ -116,7 +116,7 @@ def test_what_names_a_module_names_one_that_is_there() -> None:
     """In docstrings, comments and decisions: a reader goes where they point."""
     modules = {
         path.name
-        for folder in ("gateway", "tests", "loadtests", "tools")
+        for folder in ("examples", "gateway", "tests", "loadtests", "tools")
         for path in (REPOSITORY / folder).rglob("*.py")
     } | {"hatch_build.py"}
     readers = [*DOCS.rglob("*.md"), *(REPOSITORY / "gateway").rglob("*.py")]

@@ -130,7 +130,8 @@ def _wait(
     port: AdminPort, begun: dict[str, Any], seconds: float | None, *, quiet: bool
 ) -> tuple[Outcome, dict[str, Any]]:
     """How it ended, and what is left then."""
-    path = f"{_PATH}?{urlencode({'prefix': begun['prefix'], 'through': begun['through']})}"
+    asked = {"prefix": begun["prefix"], "through": begun["through"]}
+    path = f"{_PATH}?{urlencode(asked | ({'is_name': 'true'} if begun['is_name'] else {}))}"
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     console, left, stall = Console(stderr=True), begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
@@ -144,7 +145,7 @@ def _wait(
                 return outcome, left
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
             patience_seconds = max(0.0, min(_GONE_SECONDS, deadline - time.monotonic()))
-            if left["failing"] and time.monotonic() >= again_at:
+            if (left["failing"] or left["awaiting_files"]) and time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_SECONDS
                 _ask(port, begun["prefix"], patience_seconds=patience_seconds)
             asked_at = time.monotonic()
@@ -176,7 +177,7 @@ class _Stall:
         now, reached = time.monotonic(), self._progress(left)
         if reached != self._reached:
             self._reached, self._since = reached, now
-        if left["origin_away"] and self._has_deadline:
+        if self._has_deadline and (left["origin_away"] or left["awaiting_files"]):
             return False
         stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
         all_fails = left["held_up"] == left["objects"] and not left["origin_away"]
@@ -185,13 +186,14 @@ class _Stall:
             return True
         return stalled_seconds >= _STALLED_SECONDS and attempt_seconds < _LONG_BODY_SECONDS
 
-    def _progress(self, left: dict[str, Any]) -> tuple[int, int]:
-        return left["objects"], left["bytes_sent"]
+    def _progress(self, left: dict[str, Any]) -> tuple[int, int, int]:
+        return left["objects"], left["bytes_sent"], left["files_missing"]
 
 
 def _description(left: dict[str, Any]) -> str:
     failing = f", {left['failing']} failing" if left["failing"] else ""
-    return f"flush, {counted(left['objects'], 'object')} left{failing}"
+    missing = f", {counted(left['files_missing'], 'file')} of other nodes" if left["awaiting_files"] else ""
+    return f"flush, {counted(left['objects'], 'object')} left{failing}{missing}"
 
 
 def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) -> None:

@@ -48,7 +48,8 @@ DecisionArgument = Annotated[
     Decision,
     typer.Argument(
         metavar="keep-ours|keep-theirs|discard",
-        help="Overwrite what others wrote; or give this node's write up: a conflict, or what is damaged or fails.",
+        help="Overwrite what others wrote, or send a manifest without its files; or give this node's write up: a "
+        "conflict, or what is damaged or fails.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before an acknowledged write is given up.")]
@@ -118,7 +119,8 @@ def resolve(
 ) -> None:
     """Decide what is to become of an object that does not get to the origin by itself.
 
-    keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again.
+    keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. Of a
+    manifest that waits for files it says that none is to be waited for.
     """
     _check(name)
     port = admin_port(admin_url, config)

@@ -19,6 +19,7 @@ _OF_WRITE_BACK = (
     "order",
     "markers",
     "checkpoints",
+    "manifests",
     "upload_expiry_seconds",
 )
 

@@ -467,6 +467,13 @@ class SlotSettings(Section):
         "`built-in` stands for the known layouts. Omitted: these alone. `[]`: nothing is grouped.",
         allowed='a list such as ["built-in", "runs/*/step-{step}/"]; only with write = back',
     )
+    manifests: Literal["checked", "in-order"] = setting(
+        "checked",
+        "Whether markers that name files wait until the bucket has each of them, also those of other nodes. `checked`: "
+        "PyTorch's .metadata, *.index.json, DeepSpeed's latest, Megatron's latest_checkpointed_iteration.txt. "
+        "`in-order`: they wait for what this node has acknowledged before them, and for nothing else.",
+        allowed="checked or in-order; only with write = back",
+    )
     upload_expiry_seconds: DurationSeconds = setting(
         "1d",
         "A multipart upload of which no part has come for so long is ended, here and at the origin.",

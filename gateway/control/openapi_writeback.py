@@ -139,6 +139,12 @@ _PROGRESS = {
     "type": "object",
     "properties": {
         "prefix": _PREFIX_FIELD,
+        "is_name": {
+            "type": "boolean",
+            "description": "it is about the object of that name, and all under it as under a directory",
+        },
+        "awaiting_files": {"type": "integer", "description": "manifests whose files are not all at the origin"},
+        "files_missing": {"type": "integer", "description": "of these"},
         "through": {"type": "integer", "description": "what was acknowledged later does not count"},
         **_SUMS,
         "bytes_sent": {"type": "integer"},
@@ -210,10 +216,11 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
     problems = _query("problems", "true: only what does not get to the origin, the oldest first")
     state = _query("state", "only those in a state, or in one of several: failed,conflict")
     through = _query("through", "the number that POST has answered")
+    is_name = _query("is_name", "true: as POST has answered it")
     return {
         "/api/v1/flush": {
             "post": _does("Flush now what is pending.", _PROGRESS, asked | _KIND, status="202", body=_FLUSH),
-            "get": _does("What is left of it.", _PROGRESS, asked, parameters=[page[0], through]),
+            "get": _does("What is left of it.", _PROGRESS, asked, parameters=[page[0], through, is_name]),
         },
         "/api/v1/writeback": {"get": _does("What only this node has, slot by slot.", SUMMARY, asked)},
         "/api/v1/writeback/objects": {

@@ -37,7 +37,7 @@ class WritebackBackend(Protocol):
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]: ...
 
-    async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]: ...
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]: ...
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]: ...
 
@@ -130,7 +130,8 @@ class WritebackApi:
         through = request.query_params.get("through", "")
         if not through.isdecimal() or len(through) > 18:
             raise ValueError("through must be the number that POST has answered")
-        return json_answer(await backend.progress(_asked_prefix(request), int(through)))
+        is_name = request.query_params.get("is_name") == "true"
+        return json_answer(await backend.progress(_asked_prefix(request), int(through), is_name=is_name))
 
     @_answered
     async def resolve(self, backend: WritebackBackend, request: Request) -> Response:

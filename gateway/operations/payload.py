@@ -183,13 +183,15 @@ def announced_bytes(context: RequestContext) -> int:
     return length_bytes if length_bytes is not None and length_bytes <= PUT_SIZE_BYTES_MAX else 0
 
 
-async def receive_payload(context: RequestContext, *, with_md5: bool = False) -> Payload:
+async def receive_payload(
+    context: RequestContext, *, with_md5: bool = False, buffered_bytes_max: int = BUFFERED_SIZE_BYTES_MAX
+) -> Payload:
     """The request's body, ready to be sent on: verified whole when it is small, else verified as it streams."""
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",) if with_md5 else ())
     length_bytes, md5 = incoming.length_bytes, partial(incoming.digest, "md5") if with_md5 else None
-    if length_bytes is not None and length_bytes > BUFFERED_SIZE_BYTES_MAX:
+    if length_bytes is not None and length_bytes > buffered_bytes_max:
         return Payload(_streamed(context, incoming, length_bytes), md5=md5)
-    document = await _collect(context, incoming, BUFFERED_SIZE_BYTES_MAX)
+    document = await _collect(context, incoming, buffered_bytes_max)
     return Payload(document, {name: value for name, value in incoming.trailers.items() if is_checksum(name)}, md5)
 
 

@@ -32,6 +32,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
+from gateway.writeback.order import is_marker
 
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
 _STRONG_ETAG = re.compile(rb'"[!#-+\--~]*"')
@@ -367,6 +368,8 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
         return None
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if services.writeback is not None and services.writeback.may_be_pending(key):
+        return None
+    if slot.write == "back" and is_marker(name, slot.markers):  # its answer says more (writeback/durability.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.

@@ -30,7 +30,9 @@ from gateway.operations.warm_up import head_object_and_warm
 from gateway.operations.writeback.completing import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
 from gateway.operations.writeback.deleting import delete_pending
+from gateway.operations.writeback.durability import tells_durability, with_durability
 from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.objects import buffer_put
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
@@ -213,11 +215,14 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
+        tells = tells_durability(context)
         if pending is None:
-            return None
+            return with_durability(_past_the_buffer(context), is_durable=True) if tells else None
         if is_answered_here(request) and (context.signed_by is None or context.may_read):
-            return _READS[operation](PendingVersions(context, buffer, pending))
-        return _when_flushed(context, buffer, [context.object_key])
+            read = _READS[operation](PendingVersions(context, buffer, pending))
+            return with_durability(read, is_durable=False) if tells else read
+        flushed = _when_flushed(context, buffer, [context.object_key])
+        return with_durability(flushed, is_durable=True) if tells else flushed
     if operation in _JUDGED and context.signed_by is None:
         check_condition(context, buffer)
     if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
@@ -339,6 +344,8 @@ async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuf
     if not _is_write_past_the_buffer(context):
         return await _awaited(_past_the_buffer(context))
     await wait.for_turn(context.object_key)
+    if context.request.operation is Operation.COPY_OBJECT:
+        await wait.for_files(await named_by_copy(context, buffer))
     return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
 
 

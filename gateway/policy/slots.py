@@ -128,7 +128,8 @@ class Slot:
     says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
     something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
     reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
-    every write does so after all before it. An upload of which no part has come for `upload_expiry_seconds` is ended.
+    every write does so after all before it; with `manifests` `checked`, after all that they name, whoever writes it.
+    An upload of which no part has come for `upload_expiry_seconds` is ended.
 
     `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the layouts that are
     known; none at all: nothing is grouped.
@@ -157,6 +158,7 @@ class Slot:
     exposure_age_seconds_max: float | None = None
     order: Literal["markers", "strict"] = "markers"
     markers: tuple[str, ...] = MARKERS
+    manifests: Literal["checked", "in-order"] = "checked"
     upload_expiry_seconds: float = 86_400.0
     authorization: Literal["gateway", "origin"] = "gateway"
     authorization_ttl_seconds: float = 60.0

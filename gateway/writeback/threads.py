@@ -19,7 +19,7 @@ class BufferThreads:
     """A bounded number of threads of one process."""
 
     def __init__(self, count: int) -> None:
-        self._threads = ThreadPoolExecutor(count, "writeback", prefer_event_loop)
+        self._threads = ThreadPoolExecutor(count, "writeback", initializer=prefer_event_loop)
 
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run it to its end, even when the caller is cancelled once it has begun."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.simulation.histories import Attempt, KeyHistory, Value
 from tests.simulation.invariants import Judge, Violation
+from tests.simulation.markers import index_of, metadata_of
 from tests.simulation.node import Node
 from tests.simulation.origins import SimulatedOrigin, Trouble
 from tests.simulation.virtual_time import VirtualClock
@@ -19,6 +20,8 @@ WORKERS = 2
 PART_BYTES = 64
 LARGE_PART_BYTES = 300_000
 CLIENTS_MAX = 8
+OF_OTHERS = "_9.distcp"
+"""Files that other nodes write end so."""
 
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 _ETAG = re.compile(rb"<ETag>([^<]+)</ETag>")
@@ -248,6 +251,36 @@ class Clients:
             await self.delete("bucket", temporary)
         if self._dice.random() < 0.3:  # somebody saves a shard once more
             await self.put("bucket", f"{directory}/__0_0.distcp", self.value())
+
+    async def save_shared(self, directory: str) -> None:
+        """A checkpoint of which other nodes write some ranks: their clients have had their answers before the manifest
+        is written here, and the origin has their files when their gateways come to it."""
+        mine = [f"__{rank}_0.distcp" for rank in range(self._dice.randint(0, 2))]
+        theirs = [f"__{rank}{OF_OTHERS}" for rank in range(2, 2 + self._dice.randint(1, 3))]
+        await asyncio.gather(
+            *(self._flushed_by_others(f"{directory}/{name}") for name in theirs), self._saved(directory, mine, theirs)
+        )
+
+    async def _flushed_by_others(self, key: str) -> None:
+        value = self.value()
+        await asyncio.sleep(self._dice.choice((0.0, 1.0, 10.0, 60.0)))
+        self._origin.write_as_others("bucket", key, value)
+        self._say(f"    another node writes {key}")
+
+    async def _saved(self, directory: str, mine: list[str], theirs: list[str]) -> None:
+        if not await self._put_all([f"{directory}/{name}" for name in mine]):
+            return
+        form, name = self._dice.choice(((metadata_of, ".metadata"), (index_of, "model.safetensors.index.json")))
+        value, manifest = form([*mine, *theirs], self.number()), f"{directory}/{name}"
+        self._judge.named[value] = [f"{directory}/{one}" for one in (*mine, *theirs)]
+        if self._dice.random() < 0.5:
+            await self.put("bucket", manifest, value)
+            return
+        if await self.put("bucket", f"{manifest}.tmp", value):
+            attempt = self._judge.of("bucket", manifest).begin(value, self._clock.monotonic())
+            answer = await self.ask("PUT", f"bucket/{manifest}", x_amz_copy_source=f"/bucket/{manifest}.tmp")
+            if self._ended("bucket", manifest, attempt, answer):
+                await self.delete("bucket", f"{manifest}.tmp")
 
     async def save_run(self, run: str) -> None:
         """A step of a run: files in directories, the index over them, and a file that says which step is the last."""

@@ -19,6 +19,7 @@ RULES = (
     "conflicts are with others",
     "conflicts are decided by people",
     "markers come last",
+    "manifests are whole",
     "all is flushed",
     "small ones do not wait",
     "acknowledged soon",
@@ -83,6 +84,9 @@ class Judge:
         self.kept: Callable[[], Kept] = lambda: NOTHING_KEPT
         """What the node says that it keeps."""
 
+        self.named: dict[bytes, list[str]] = {}
+        """What is named by manifests that clients have begun to write: keys of their bucket."""
+
         self._full_at: list[float] = []
         origin.traffic.is_gone = lambda bucket, key, moment: self.of(bucket, key).is_gone(moment)
         origin.traffic.had_no_room = self._had_no_room
@@ -118,6 +122,7 @@ class Judge:
         history.arrived.append((change.at, value))
         if is_marker(change.key) and value is not None:
             self._check_marker(bucket, change.key, value)
+            self._check_named(bucket, change.key, value)
         if value is not None:
             self._note_difference(bucket, change, history, value)
 
@@ -159,6 +164,14 @@ class Judge:
         key = missing(marker, value, of_bucket)
         if key is not None:
             self.violated("markers come last", f"{marker} is at the origin, and {key} is not")
+
+    def _check_named(self, bucket: str, manifest: str, value: bytes) -> None:
+        """Where nobody is told what is not there, no node absorbs anything, and so none has anything pending."""
+        if self.origin.dialect.hides_absence:
+            return
+        gone = [key for key in self.named.get(value, []) if self.origin.current(bucket, key) is None]
+        if gone:
+            self.violated("manifests are whole", f"{manifest} is at the origin, and names {gone[0]}, which is not")
 
     def _note_difference(self, bucket: str, change: Change, history: KeyHistory, value: bytes) -> None:
         ours = [

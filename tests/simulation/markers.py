@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tests.simulation.histories import Attempt, KeyHistory, Value
 
 _NAMES = frozenset({".metadata", "latest", "latest_checkpointed_iteration.txt", "_SUCCESS"})
 _ENDS = (".index.json",)
 _PASSING = ".tmp"
+
+
+@dataclass
+class _StorageInfo:
+    """As PyTorch's DCP writes one for each piece of a tensor."""
+
+    relative_path: str
+    number: int
+
+
+def metadata_of(names: Sequence[str], number: int) -> bytes:
+    """A manifest like PyTorch's that names files beside it, and no two of which are alike."""
+    return pickle.dumps([_StorageInfo(name, number) for name in names], protocol=4)
+
+
+def index_of(names: Sequence[str], number: int) -> bytes:
+    """One of safetensors."""
+    return json.dumps({"metadata": {"number": number}, "weight_map": {f"w.{one}": one for one in names}}).encode()
 
 
 def is_marker(key: str) -> bool:

@@ -19,7 +19,7 @@ import pytest
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.writeback.buffer import WritebackBuffer
-from tests.simulation.clients import LARGE_PART_BYTES, Clients
+from tests.simulation.clients import LARGE_PART_BYTES, OF_OTHERS, Clients
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.invariants import RULES
 from tests.simulation.markers import is_marker
@@ -128,6 +128,15 @@ def a_key_is_stuck(patch: Patch) -> None:
     async def send(real: Send, origin: ProcessOrigin, request: OriginRequest) -> MemoryResponse:
         if request.key == "k0":
             await asyncio.Event().wait()
+        return await real(origin, request)
+
+    _sends(patch, send)
+
+
+def files_of_others_are_said_to_be_there(patch: Patch) -> None:
+    async def send(real: Send, origin: ProcessOrigin, request: OriginRequest) -> MemoryResponse:
+        if request.method == "HEAD" and (request.key or "").endswith(OF_OTHERS):
+            return MemoryResponse(200, {"content-length": "0"}, with_body=False)
         return await real(origin, request)
 
     _sends(patch, send)
@@ -364,6 +373,7 @@ CASES = (
     Case("conflicts are with others", others_are_seen_where_nobody_is),
     Case("conflicts are decided by people", deletions_look_at_nothing, {"away": 3.0, "delete_conflict": 3.0}),
     Case("markers come last", markers_go_at_once, {"save_run": 5.0, "save_table": 5.0}),
+    Case("manifests are whole", files_of_others_are_said_to_be_there, {"save_shared": 5.0, "pass_time": 2.0}),
     Case("all is flushed", a_key_is_stuck),
     Case("small ones do not wait", small_ones_come_later),
     Case("small ones do not wait", one_request_at_a_time, CROWDS, histories=3),

@@ -74,6 +74,7 @@ ACTIONS: Mapping[str, int] = {
     "strange": 1,
     "rename": 1,
     "crowd": 1,
+    "save_shared": 3,
 }
 
 ALWAYS = frozenset({"put", "heal", "pass_time"})
@@ -268,6 +269,10 @@ class World:
     async def _do_save(self) -> None:
         directory = f"step-{self.clients.number()}"
         self.clients.begin("bucket", directory, lambda: self.clients.save(directory))
+
+    async def _do_save_shared(self) -> None:
+        directory = f"shared-{self.clients.number()}"
+        self.clients.begin("bucket", directory, lambda: self.clients.save_shared(directory))
 
     async def _do_save_run(self) -> None:
         run = f"run-{self.dice.randrange(2)}"

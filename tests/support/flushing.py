@@ -47,6 +47,8 @@ class Observer:
         self.damages: list[str] = []
         self.expiries: list[str] = []
         self.mishaps: list[str] = []
+        self.strange: list[tuple[str, str]] = []
+        self.waits: list[str] = []
 
     async def publish(self, write: Write, etag: str | None) -> None:
         self.published.append((write.key.key, etag))
@@ -68,6 +70,12 @@ class Observer:
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
         self.mishaps.append(reason)
+
+    def not_understood(self, write: Write, reason: str) -> None:
+        self.strange.append((write.key.key, reason))
+
+    def awaits_files(self, write: Write, reason: str) -> None:
+        self.waits.append(reason)
 
     def expired(self, write: Write, reason: str) -> None:
         self.expiries.append(write.key.key)

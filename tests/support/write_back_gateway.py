@@ -15,7 +15,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
 from gateway.writeback.journal.view import Due, JournalView
@@ -95,6 +95,12 @@ class Silent:
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
         """Nothing to be done."""
 
+    def not_understood(self, pending: Write, reason: str) -> None:
+        """It goes as it comes."""
+
+    def awaits_files(self, pending: Write, reason: str) -> None:
+        """As it should be."""
+
     def expired(self, pending: Write, reason: str) -> None:
         assert self.expiries, f"{pending.key}: {reason}"
 
@@ -110,7 +116,7 @@ class Client:
         self._observer = Silent()
         requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
         publisher = CachePromoter(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
-        orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in slots}
+        orders = {slot.name: order_of(slot) for slot in slots}
         tools = FlushDependencies(self.buffer.journal, requests, publisher, self._observer, self._clock, orders)
         self.reconciler = _Gated(tools, random.Random(1))
         self._running: asyncio.Task[None] | None = None

@@ -12,8 +12,12 @@ from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
 from gateway.operations.context import RequestContext
+from gateway.origin.client import Purpose
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
+from gateway.writeback.checkpoints.manifests import NamedFiles
+from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence
+from gateway.writeback.flushing.state import LookedFor, Refused
 from gateway.writeback.journal.records import State
 from gateway.writeback.order import key_prefix_before
 
@@ -82,6 +86,26 @@ class FlushWait:
             await self.for_prefix(key.bucket, prefix)
             self._waited.append(prefix)
         await self.for_keys([key])
+
+    async def for_files(self, named: NamedFiles | None) -> None:
+        """Of everything that a manifest names under the key of the request, whoever writes it; None: nobody knows.
+
+        Where the gateway may not look, as in a bucket that it never absorbs writes to, nothing is waited for.
+        """
+        if not named:
+            return
+        presence = Presence(self._context.object_key.bucket, named)
+        origin, slot = self._context.services.origin, self._context.slot.name
+        pause_seconds, is_first = FIRST_PAUSE_SECONDS, True
+        while True:
+            found = await presence.look(origin, slot, Purpose.FORWARD, self._clock, lambda _: False, is_first=is_first)
+            if isinstance(found, Refused) or (isinstance(found, LookedFor) and not found.missing):
+                return
+            if self._clock.monotonic() + pause_seconds >= self._deadline:
+                raise s3_error("ServiceUnavailable", "What it names is not at the origin yet: try again.")
+            with cancellation.turn():
+                await self._clock.sleep(pause_seconds)
+            pause_seconds, is_first = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS), False
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
         """Of what was acknowledged under a key as `sequence`, and before it."""

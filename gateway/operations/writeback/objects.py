@@ -25,6 +25,7 @@ from gateway.operations.writeback.expected_version import (
     goes_through_unseen,
 )
 from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.named_files import named_by_bytes, names_files, receive_manifest
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
@@ -108,15 +109,22 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
 
 async def _send_staged(context: RequestContext, buffer: WritebackBuffer, part: Part) -> Response:
     checksums = {PREFIX + name: value for name, value in part.checksums.items()}
-    payload = Payload(await buffer.body(part), checksums)
-    await FlushWait(context, buffer).for_turn(context.object_key)
+    payload, wait = Payload(await buffer.body(part), checksums), FlushWait(context, buffer)
+    await wait.for_turn(context.object_key)
+    if names_files(context) and isinstance(payload.body, bytes):
+        await wait.for_files(await named_by_bytes(context, buffer, payload.body))
     return await written_through(context, buffer, forward_write(context, payload))
 
 
 async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
     goes_through(context, reason)
-    await FlushWait(context, buffer).for_turn(context.object_key)
-    return await written_through(context, buffer, forward_write(context))
+    wait = FlushWait(context, buffer)
+    await wait.for_turn(context.object_key)
+    if not names_files(context):
+        return await written_through(context, buffer, forward_write(context))
+    payload, named = await receive_manifest(context, buffer)
+    await wait.for_files(named)
+    return await written_through(context, buffer, forward_write(context, payload))
 
 
 async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, reason: Reason) -> Response:
@@ -127,8 +135,11 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     """
     async with aclosing(ExpectedVersionQuery(context, absent_key(context))) as question:
         goes_through(context, reason)
-        await FlushWait(context, buffer).for_turn(context.object_key)
+        wait = FlushWait(context, buffer)
+        await wait.for_turn(context.object_key)
         payload = await receive_payload(context, with_md5=True)
+        if names_files(context) and isinstance(payload.body, bytes):
+            await wait.for_files(await named_by_bytes(context, buffer, payload.body))
         reply = await written_through(context, buffer, forward_write(context, payload))
         try:
             may_look, is_certain = True, (await question.answer()).known

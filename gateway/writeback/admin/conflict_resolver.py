@@ -17,10 +17,12 @@ _log = structlog.get_logger("forebay.writeback")
 
 
 class Decision(Enum):
-    """About a conflict, or, `discard`, about whatever does not get to the origin."""
+    """About a conflict, or a manifest that waits for its files, or, `discard`, about whatever does not get to the
+    origin."""
 
     KEEP_OURS = "keep-ours"
-    """Overwrite what the origin has now, and nothing that comes after that: then it is a conflict again."""
+    """Overwrite what the origin has now, and nothing that comes after that: then it is a conflict again. Of a manifest
+    that waits: send it without the files."""
 
     KEEP_THEIRS = "keep-theirs"
     """Give this node's write up; what the origin has stays."""
@@ -57,6 +59,9 @@ class ConflictResolver:
 
     async def _overwrite(self, row: PendingRow) -> str | None:
         write = row.write
+        if write is not None and self._tools.manifests.is_waiting(row.id):
+            await self._send_without_files(row)
+            return None
         if write is None or not row.is_conflict:
             raise _not_to_be_decided(row)
         found = await self._tools.requests.head(write)
@@ -69,8 +74,14 @@ class ConflictResolver:
         _log.warning("a conflict is decided: what the origin has is overwritten", object=str(row.key), etag=found.etag)
         return found.etag
 
+    async def _send_without_files(self, row: PendingRow) -> None:
+        self._tools.manifests.waive(row.id)
+        now = self._clock.now()
+        await self._tools.journal.change(lambda tx: tx.try_now(*row.key, now, [row.id]))
+        _log.warning("a manifest is sent, and what it names is not all at the origin", object=str(row.key))
+
     async def _give_up(self, row: PendingRow, decision: Decision) -> None:
-        hopeless = row.is_damaged or row.turn.attempts > 0
+        hopeless = row.is_damaged or row.turn.attempts > 0 or self._tools.manifests.is_waiting(row.id)
         if not row.is_conflict and not (hopeless and decision is Decision.DISCARD):
             raise _not_to_be_decided(row)
         await self._tools.publication.publish(_gone(row), None)

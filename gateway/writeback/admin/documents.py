@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.names import Name
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.journal.records import BucketCapabilities, State
@@ -120,11 +121,15 @@ def flush_document(
     stats: FlushStats,
     problems: Sequence[PendingRow],
     attempts: Attempts,
+    awaiting: Mapping[int, int],
     journal_problem: str | None = None,
 ) -> dict[str, Any]:
-    """What is left of a flush; `journal_problem` as above."""
+    """What is left of a flush; `awaiting` are how many files manifests wait for; `journal_problem` as above."""
     return {
         "prefix": str(prefix),
+        "is_name": isinstance(prefix, Name),
+        "awaiting_files": len(awaiting),
+        "files_missing": sum(awaiting.values()),
         "through": through,
         **_stats_document(stats.pending, stats.uploads),
         "bytes_sent": stats.sent_bytes,

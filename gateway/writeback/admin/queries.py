@@ -18,6 +18,7 @@ from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.names import Name
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State, Turn, Write
 from gateway.writeback.journal.schema import connect_reading
@@ -254,6 +255,9 @@ def _where(prefix: Prefix) -> _Where:
     if not prefix.bucket:
         return _Where("1")
     start = text(prefix.key_prefix)
+    if isinstance(prefix, Name):
+        condition = "bucket = ? AND key >= ? AND key < ? AND (key = ? OR key >= ?)"
+        return _Where(condition, (prefix.bucket, start, start + b"0", start, start + b"/"))
     return _Where("bucket = ? AND key >= ? AND key < ?", (prefix.bucket, start, start + BEHIND_ALL))
 
 

@@ -22,9 +22,12 @@ from gateway.writeback.admin.documents import (
     to_token,
     upload_document,
 )
+from gateway.writeback.admin.names import Name, is_at_origin, is_known_here, may_be_name, name_of
 from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import BEHIND_ALL, text
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -91,17 +94,51 @@ class WritebackAdmin:
         return await self.report.page(prefix, after, count, states)
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
-        """Have all that is pending under a prefix by now be tried at once, and say how much it is."""
-        begun = await self.progress(prefix, self._journal.read(lambda tx: tx.newest()))
-        await self._try_now(prefix)
+        """Have all that is pending under a prefix by now be tried at once, before what nobody waits for, and say how
+        much it is. Where it is the name of an object, or a directory, it is about that and nothing else."""
+        through = self._journal.read(lambda tx: tx.newest())
+        scope = await self._meant(prefix)
+        begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
+        if scope.key_prefix:
+            await self._raise_priority(scope)
+        await self._try_now(scope)
         return begun
 
-    async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
-        """What of it is pending still that was acknowledged as `through` or before it."""
-        stats = await self._queries.flush(prefix, through)
-        problems = await self._queries.worst(prefix, through, PROBLEMS_SHOWN)
-        attempts = self._reconciler.attempts(prefix)
-        return flush_document(prefix, through, stats, problems, attempts, self._journal.problem)
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
+        """What of it is pending still that was acknowledged as `through` or before it. `is_name`: it is no prefix, but
+        an object, and all that lies under it as under a directory."""
+        scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
+        stats = await self._queries.flush(scope, through)
+        problems = await self._queries.worst(scope, through, PROBLEMS_SHOWN)
+        attempts, awaiting = self._reconciler.attempts(scope), self._awaiting(scope)
+        return flush_document(scope, through, stats, problems, attempts, awaiting, self._journal.problem)
+
+    async def _meant(self, prefix: Prefix) -> Prefix:
+        """What is known of that name decides; a prefix that is none is one."""
+        if not may_be_name(prefix):
+            return prefix
+        if self._journal.read(lambda tx: is_known_here(tx, prefix)):
+            return name_of(prefix)
+        start = text(prefix.key_prefix)
+        is_any_pending = self._journal.read(lambda tx: tx.listing(prefix.bucket, start, start + BEHIND_ALL, 1))
+        if is_any_pending and await is_at_origin(self._reconciler.requests, prefix):
+            return name_of(prefix)
+        return prefix
+
+    async def _raise_priority(self, scope: Prefix) -> None:
+        now, start = self._clock.now(), text(scope.key_prefix)
+        ranges = [(start, start + BEHIND_ALL)]
+        if isinstance(scope, Name):
+            ranges = [(start, start + b"\0"), (start + b"/", start + b"0")]
+
+        def of_scope(tx: JournalTransaction) -> None:
+            for first, stop in ranges:
+                tx.raise_priority(scope.bucket, first, stop, now)
+
+        await self._journal.change(of_scope)
+
+    def _awaiting(self, scope: Prefix) -> Mapping[int, int]:
+        return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         """Decide about what is pending under a key (`Decision`); `sequence`, where it must be this very object.
@@ -145,8 +182,8 @@ class WritebackAdmin:
         return is_over
 
     async def _try_now(self, prefix: Prefix) -> None:
-        now = self._clock.now()
-        await self._journal.change(lambda tx: tx.try_now(prefix.bucket, prefix.key_prefix, now))
+        now, awaiting = self._clock.now(), self._awaiting(prefix)
+        await self._journal.change(lambda tx: tx.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
         self._reconciler.prioritise(prefix)
 
 
@@ -171,8 +208,8 @@ class NoWriteback:
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         return await self.progress(prefix, 0)
 
-    async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
-        return flush_document(prefix, through, FlushStats(), [], Attempts())
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
+        return flush_document(prefix, through, FlushStats(), [], Attempts(), {})
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")

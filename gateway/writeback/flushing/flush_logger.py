@@ -13,7 +13,7 @@ from gateway.writeback.journal.records import Write
 _log = structlog.get_logger("forebay.writeback")
 
 LINES_PER_MINUTE = 30
-"""Of failing flushes and of such as go on: with the origin away, all that is pending fails."""
+"""Of failing flushes, of such as go on, and of manifests: with the origin away, all that is pending fails."""
 
 
 FLUSHED_LINES_PER_SECOND = 100
@@ -40,6 +40,7 @@ class FlushLogger:
         self._clock = clock
         self._failing = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
         self._going_on = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
+        self._manifests = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
         self._lines = 0
         self._objects = 0
         self._deletions = 0
@@ -127,6 +128,26 @@ class FlushLogger:
             slot=slot,
             reason=reason,
         )
+
+    def not_understood(self, write: Write, reason: str) -> None:
+        if self._manifests.may_tell():
+            _log.warning(
+                "what a manifest names is not understood: it goes to the origin in the order of arrival",
+                object=str(write.key),
+                slot=write.spec.slot,
+                reason=reason,
+                **self._manifests.left_out(),
+            )
+
+    def awaits_files(self, write: Write, reason: str) -> None:
+        if self._manifests.may_tell():
+            _log.info(
+                "a manifest waits here until the origin has what it names",
+                object=str(write.key),
+                slot=write.spec.slot,
+                reason=reason,
+                **self._manifests.left_out(),
+            )
 
     def expired(self, write: Write, reason: str) -> None:
         _log.warning(

@@ -10,6 +10,7 @@ How many are on their way at once, and to an origin that does not do its work, s
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +24,10 @@ from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import IS_AWAITED
-from gateway.policy.slots import Prefix
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
 from gateway.writeback.change_notifier import ChangeNotifier
+from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import (
     LEARNED_AGAIN_SECONDS,
     UNKNOWN_AGAIN_SECONDS,
@@ -36,11 +38,13 @@ from gateway.writeback.flushing.condition_probe import (
 )
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
+from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, ManifestFiles
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
     Abort,
     Aborted,
     Answer,
+    AwaitFiles,
     Begin,
     Begun,
     Compare,
@@ -56,6 +60,7 @@ from gateway.writeback.flushing.state import (
     Head,
     Instruction,
     Learn,
+    LookForFiles,
     Lost,
     MarkConflict,
     Note,
@@ -92,6 +97,7 @@ from gateway.writeback.journal.transaction import (
 )
 from gateway.writeback.journal.view import Due, JournalView
 from gateway.writeback.journal_gc import JournalGC
+from gateway.writeback.order import is_marker
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
@@ -152,6 +158,12 @@ class FlushObserver(Protocol):
     def expired(self, write: Write, reason: str) -> None:
         """An open upload has ended, which nobody had completed."""
 
+    def not_understood(self, write: Write, reason: str) -> None:
+        """What a manifest names is not known: it goes in the order of arrival."""
+
+    def awaits_files(self, write: Write, reason: str) -> None:
+        """A manifest waits until all that it names is at the origin."""
+
 
 class Superseded(Exception):
     """The write is over, or another than it was: whoever has changed it has had it be looked at again."""
@@ -159,10 +171,17 @@ class Superseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """What a slot says about its writes."""
+    """What a slot says about its writes. Of `manifests`, by the last part of their key, the files are waited for."""
 
     key_prefix: str = ""
     upload_expiry_seconds: float = 86_400.0
+    manifests: tuple[str, ...] = ()
+
+
+def order_of(slot: Slot) -> SlotOrder:
+    """What flushes need to know of a slot."""
+    manifests = slot.markers if slot.manifests == "checked" else ()
+    return SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds, manifests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +196,7 @@ class FlushDependencies:
     slots: dict[str, SlotOrder] = field(default_factory=dict)
     probed: set[ObjectKey] = field(default_factory=set)
     """Keys of probes, and of what they have left, that somebody has in hand."""
+    manifests: ManifestFiles = field(default_factory=ManifestFiles)
 
     def slot(self, name: str) -> SlotOrder:
         return self.slots.get(name, SlotOrder())
@@ -219,6 +239,11 @@ class Reconciler:
             run.is_awaited = run.is_awaited or prefix.covers(*run.write.key)
         self._notifier.notify()
 
+    @property
+    def requests(self) -> Requests:
+        """How it reaches the origin."""
+        return self._tools.requests
+
     def attempts(self, prefix: Prefix) -> Attempts:
         """Of what was acknowledged under a prefix."""
         now = self._clock.monotonic()
@@ -226,6 +251,14 @@ class Reconciler:
         began = [at for one, at in writes if one.is_acknowledged and prefix.covers(one.key.bucket, one.key.key)]
         is_away = any(lane.is_away for (_, bucket), lane in self._lanes.items() if prefix.bucket in ("", bucket))
         return Attempts(now - min(began) if began else None, is_away)
+
+    def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
+        """The manifests that wait for what they name, of the keys that are asked about: by the ids of their writes, how
+        much is missing."""
+        found = self._tools.manifests.waiting(covers)
+        living = self._journal.read(lambda tx: tx.living(list(found))) if found else set()
+        self._tools.manifests.forget(found.keys() - living)
+        return {one: missing for one, missing in found.items() if one in living}
 
     async def run(self) -> None:
         """For ever. A journal that cannot be used now is asked again."""
@@ -336,8 +369,10 @@ class Reconciler:
             return None
         write, turn = found
         conditions = await self._conditions(write)
-        expiry_seconds = self._tools.slot(slot).upload_expiry_seconds
-        progress = Progress(write, conditions, Moment.of(self._clock), expiry_seconds)
+        order = self._tools.slot(slot)
+        names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
+        now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
+        progress = Progress(write, conditions, now, expiry_seconds, names_files)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_awaited or run.is_urgent)  # this task's own
         return await run.run()
@@ -477,6 +512,8 @@ class _Run:
                     await self._note(one)
                 case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
                     end = one
+                case AwaitFiles():
+                    end = one
                 case _:
                     task = asyncio.create_task(self._request(self._progress.write, one))
                     self._under_way.add(task)
@@ -515,6 +552,9 @@ class _Run:
                 return await self._requests.compare(write, request.etag)
             case Find():
                 return await self._requests.find(write)
+            case LookForFiles():
+                manifests = self._tools.manifests
+                return await manifests.look(write, self._requests, self._journal, self._clock, self._tools.observer)
             case Seek():
                 return await self._seek(write)
             case Abort():
@@ -646,8 +686,11 @@ class _Run:
                 await self._rest(end.seconds)
             case Wait():
                 await self._wait(write, end)
+            case AwaitFiles():
+                await self._await_files(write, end)
 
     async def _settle(self, write: Write, settle: Settle) -> None:
+        self._tools.manifests.settled(write.id)
         await self._tools.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
@@ -661,6 +704,16 @@ class _Run:
         turn = Turn(now + seconds, priority=self._turn.priority)
         await self._journal.change(lambda tx: tx.rest(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + seconds)
+
+    async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
+        """It has not failed: `attempts` stays 0, and so it is nothing that an operator is alarmed about."""
+        longest = AWAITED_PAUSE_SECONDS if self.is_awaited or self.is_urgent else math.inf
+        pause_seconds = self._tools.manifests.awaits(write, wait.reason, self._tools.observer)
+        pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
+        priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
+        turn = Turn(self._clock.now() + pause_seconds, last_error=wait.reason, priority=priority)
+        await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
+        self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
 
     async def _wait(self, write: Write, wait: Wait) -> None:
         failures = self._turn.attempts + 1

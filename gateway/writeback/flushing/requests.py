@@ -80,6 +80,25 @@ class Requests:
         """Where they go."""
         return self._origin
 
+    @property
+    def threads(self) -> BufferThreads:
+        """On which files are read."""
+        return self._threads
+
+    async def content(self, write: Write, size_bytes_max: int) -> bytes | None:
+        """All bytes of an object; None where there are more, or the origin alone has some. BufferDamaged."""
+        if write.size_bytes > size_bytes_max or not all(part.file.is_here for part in write.parts):
+            return None
+        content = bytearray()
+        for part in write.parts:
+            body = await self._body(part.file)
+            if isinstance(body, bytes):
+                content += body
+                continue
+            async for piece in body.chunks:
+                content += piece
+        return bytes(content)
+
     async def head(self, write: Write) -> Event:
         """What lies under the key."""
         return await _event(self._head(write))
@@ -127,6 +146,16 @@ class Requests:
     async def abort(self, write: Write) -> Event:
         """Have the origin forget an upload."""
         return await _event(self._abort(write))
+
+    async def first_key(self, bucket: str, prefix: str) -> str | None:
+        """The first key that begins so, in S3's order; None also where the origin does not say."""
+        query = [("list-type", "2"), ("prefix", prefix), ("max-keys", "1")]
+        try:
+            request = OriginRequest("GET", bucket, None, query, purpose=Purpose.FLUSH)
+            async with await self._origin.send(request) as response:
+                return text_of(await response.read(ANSWER_SIZE_BYTES_MAX), "Key") if response.status == 200 else None
+        except (OriginUnreachable, OriginBodyError, OSError):
+            return None
 
     async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
         """What the origin has of open uploads under a key."""

@@ -5,6 +5,8 @@
     PUBLISHING  check: the origin has ours: done; it has what was there before: go on; anything else: a conflict
     ABORTING    abort the origin's upload; one of which only key and time are known is looked for
 
+Before `finish` of a manifest everything that it names is looked for at the origin, and waited for.
+
 What fails is tried again later, from the beginning: the row says what the origin has. Nothing is ever given up because
 it failed. Where the bucket honours conditions, `finish` carries one, and `check` is left out where the condition says
 it all; elsewhere a HEAD comes right before.
@@ -114,6 +116,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedFor:
+    """Of `named` objects that a manifest names, `missing` were not found at the origin, among them `example`."""
+
+    missing: int = 0
+    named: int = 0
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Aborted:
     """The origin has no such upload any more."""
 
@@ -132,7 +143,9 @@ class Lost:
     reason: str
 
 
-Event: TypeAlias = Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | Aborted | Refused | Lost
+Event: TypeAlias = (
+    Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | LookedFor | Aborted | Refused | Lost
+)
 
 # Instructions: requests to the origin, each with one event
 
@@ -190,6 +203,11 @@ class Compare:
 @dataclass(frozen=True, slots=True)
 class Find:
     """Ask whether the origin's upload is open → Found."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookForFiles:
+    """Look for everything at the origin that this manifest names → LookedFor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +310,16 @@ class Wait:
     is_away: bool
 
 
-Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | Seek | Abort
+@dataclass(frozen=True, slots=True)
+class AwaitFiles:
+    """A manifest names what is not at the origin yet: it is looked for again soon. That is no failure."""
+
+    reason: str
+
+
+Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | LookForFiles | Seek | Abort
 Note: TypeAlias = Learn | ProbeAgain | Unmark | StartOver
-End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait
+End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait | AwaitFiles
 Instruction: TypeAlias = Request | Note | End
 
 
@@ -304,6 +329,7 @@ class _Step(Enum):
     CHECK = auto()
     BEGIN = auto()
     PARTS = auto()
+    FILES = auto()
     LAST_LOOK = auto()
     FINISH = auto()
     VERIFY = auto()
@@ -330,14 +356,15 @@ DIFFERENT = "what the origin has is not what was sent"
 class Progress:
     """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
 
-    `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads. What comes behind an `End` are
-    events of parts only.
+    `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
+    manifest, before which everything that it names is to be there. What comes behind an `End` are events of parts only.
     """
 
     write: Write
     conditions: Conditions = field(default_factory=Conditions)
     now: Moment = field(default_factory=lambda: Moment(0.0))
     expiry_seconds: float = 86_400.0
+    names_files: bool = False
     _step: _Step = _Step.CHECK
     _parts: list[Part] = field(default_factory=list)
     """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
@@ -353,6 +380,7 @@ class Progress:
 
     _has_resent: bool = False
     _has_left_out: bool = False
+    _are_files_there: bool = False
     _in_doubt: bool = False
     _is_lost: bool = False
 
@@ -395,6 +423,8 @@ class Progress:
                 return self._compared(event)
             case Found() if self._step is _Step.FIND:
                 return self._upload_found(event)
+            case LookedFor() if self._step is _Step.FILES:
+                return self._looked_for(event)
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case Refused() if self._step is not _Step.END:
@@ -488,6 +518,8 @@ class Progress:
     def _when_all_sent(self) -> Sequence[Instruction]:
         if self.write.state is State.OPEN:
             return self._idle()
+        if self._is_to_look_for_files():
+            return self._ask(_Step.FILES, LookForFiles())
         if self.write.is_completed_at_origin:
             return self._ask(_Step.FINISH, Complete())
         if self._honours() is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
@@ -550,8 +582,25 @@ class Progress:
 
     # Becoming visible
 
+    def _is_to_look_for_files(self) -> bool:
+        return self.names_files and not self._are_files_there and not self.write.deleted
+
+    def _looked_for(self, event: LookedFor) -> Sequence[Instruction]:
+        if event.missing:
+            files = "file" if event.missing == 1 else "files"
+            reason = f"waits for {event.missing} {files} of {event.named} that it names, such as {event.example}"
+            return self._end(AwaitFiles(reason))
+        self._are_files_there = True
+        if self.write.multipart:
+            return self._when_all_sent()
+        if self._honours() is Honoured.YES:
+            return self._finish(self._expected)
+        return self._ask(_Step.LAST_LOOK, Head())  # it may have taken long
+
     def _finish(self, expected: str | None) -> Sequence[Instruction]:
         self._expected = expected
+        if self._is_to_look_for_files():
+            return self._ask(_Step.FILES, LookForFiles())
         self.write = replace(self.write, state=State.PUBLISHING)
         is_conditional = self._honours() is not Honoured.REFUSED
         if self.write.deleted:

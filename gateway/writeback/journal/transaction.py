@@ -77,6 +77,9 @@ since."""
 
 _PRIORITISED_MAX = 100
 
+_RAISED_MAX = 10_000
+"""Objects of a checkpoint: writers wait meanwhile."""
+
 LAST_OWN_WRITES_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
 loses nothing."""
@@ -436,8 +439,23 @@ class JournalTransaction(JournalView):
                 ).fetchall()
         self.has_due = True
 
-    def try_now(self, bucket: str, prefix: str, now: float) -> None:
-        """What has failed under a prefix (no bucket: everywhere) is tried again."""
+    def raise_priority(self, bucket: str, start: bytes, stop: bytes, now: float) -> None:
+        """Somebody waits for what is pending under keys from one to before another: it comes before what nobody waits
+        for. What has failed keeps its place among such. So many at most, the oldest."""
+        chosen = (
+            f"SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} AND attempts = 0 "
+            "AND sequence IS NOT NULL ORDER BY sequence LIMIT ?"
+        )
+        self._rows.execute(
+            f"UPDATE writes SET priority = ?, due_at = min(due_at, ?) WHERE id IN ({chosen})",
+            (Priority.URGENT, now, bucket, start, stop, _RAISED_MAX),
+        )
+        self.has_due = True
+
+    def try_now(self, bucket: str, prefix: str, now: float, besides: Iterable[int] = ()) -> None:
+        """What has failed under a prefix (no bucket: everywhere) is tried again, and so are some others, by id."""
+        hurried = "UPDATE writes SET due_at = ? WHERE id = ? AND state < 5 AND due_at > ?"
+        self._rows.executemany(hurried, [(now, one, now) for one in besides])
         where, values = "1", list[str | bytes]()
         if bucket:
             start = text(prefix)

@@ -142,6 +142,17 @@ class JournalView:
         )
         return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
 
+    def has_any(self, bucket: str, name: str) -> bool:
+        """Whether something is pending, or was flushed in the last minutes, under a key, or under it as a directory."""
+        key = text(name)
+        for table, condition in (("writes", f"{PENDING} AND "), ("origin", "")):
+            found = f"SELECT 1 FROM {table} WHERE {condition}bucket = ?"
+            if self._row(f"{found} AND key = ? LIMIT 1", bucket, key) is not None:
+                return True
+            if self._row(f"{found} AND key >= ? AND key < ? LIMIT 1", bucket, key + b"/", key + b"0") is not None:
+                return True
+        return False
+
     def hash_slots(self) -> set[int]:
         """Those of pending_key_filter.py in which something is pending."""
         return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}

@@ -22,6 +22,7 @@ from gateway.writeback.flushing.state import (
     Abort,
     Aborted,
     Answer,
+    AwaitFiles,
     Begin,
     Begun,
     Compare,
@@ -42,6 +43,8 @@ from gateway.writeback.flushing.state import (
     Instruction,
     Kind,
     Learn,
+    LookedFor,
+    LookForFiles,
     Lost,
     MarkConflict,
     PartFailed,
@@ -324,6 +327,52 @@ def test_what_the_origin_has_made_is_compared_where_its_etag_is_not_ours() -> No
         assert progress.after(Compared(outcome)) == [expected]
 
 
+MISSING, THERE = LookedFor(2, 7, "s3://b/a"), LookedFor(0, 7)
+AWAITED = AwaitFiles("waits for 2 files of 7 that it names, such as s3://b/a")
+
+
+def test_a_manifest_is_sent_when_its_files_are_there() -> None:
+    """They are looked for before anything is written down of its publication; missing ones are no failure."""
+    progress = Progress(single(), ALL, names_files=True)
+    assert progress.begin() == [LookForFiles()]
+    assert progress.after(MISSING) == [AWAITED]
+    assert progress.write.state is State.COMMITTED
+    progress = Progress(single(), ALL, names_files=True)
+    assert play(progress, THERE) == [Finish(None)]
+    assert progress.after(Finished(progress.write.etag)) == [Settle(progress.write.etag)]
+
+
+def test_where_conditions_are_not_honoured_a_look_comes_behind_that_for_the_files() -> None:
+    """It may have taken long: what was seen under the key before says nothing any more."""
+    for conditions in (Conditions(), NONE):
+        progress = Progress(single(), conditions, names_files=True)
+        assert play(progress, Headed(None), THERE) == [Head()]
+        assert progress.after(Headed('"theirs"')) == [MarkConflict(OTHERS)]
+
+
+def test_the_parts_of_a_manifest_go_ahead() -> None:
+    """They are not visible. So it is where the client waits for the origin to complete it."""
+    progress = Progress(multipart(1, origin_upload_id="o"), ALL, names_files=True)
+    assert [type(one) for one in play(progress, Headed(None))] == [SendPart]
+    assert progress.after(PartSent("o", 1, "e1")) == [LookForFiles()]
+    assert progress.after(THERE) == [Finish(None)]
+    write = sent(waiting(origin_upload_id="o"), 1, 2)
+    assert play(Progress(write, names_files=True)) == [LookForFiles()]
+    assert play(Progress(write, names_files=True), THERE) == [Complete()]
+    assert play(Progress(write, names_files=True), MISSING) == [AWAITED]
+
+
+def test_files_that_cannot_be_looked_for_hold_a_manifest_up() -> None:
+    """That is a failure like any other; a manifest that may be there already is looked at first, and not taken back."""
+    assert play(Progress(single(), ALL, names_files=True), Lost("reset")) == [Wait("reset", is_away=True)]
+    refused = Refused("AccessDenied")
+    assert play(Progress(single(), ALL, names_files=True), refused) == [Wait("AccessDenied", is_away=False)]
+    doubtful = single(state=State.PUBLISHING)
+    assert play(Progress(doubtful, ALL, names_files=True), Headed(doubtful.etag)) == [Settle(doubtful.etag)]
+    assert play(Progress(doubtful, ALL, names_files=True), Headed(None), MISSING) == [AWAITED]
+    assert play(Progress(tombstone(), ALL, names_files=True)) == [Delete('"old"')]
+
+
 def test_an_etag_that_is_not_told_is_asked_for() -> None:
     """And an object that is not shown is kept."""
     progress = Progress(single(), ALL)
@@ -580,6 +629,8 @@ class _World:
     seen: set[str | None]
     """What may be overwritten or deleted: what was there when the write was absorbed."""
 
+    names_files: bool = False
+    are_files_there: bool = False
     calm: bool = False
     outcome: End | None = None
     others: list[str | None] = field(default_factory=list)
@@ -603,7 +654,7 @@ class _World:
                 self.origin.ours.discard(etag)
 
     def restart(self, conditions: Conditions) -> Progress:
-        return Progress(self.journal, conditions)
+        return Progress(self.journal, conditions, names_files=self.names_files)
 
     def carry_out(self, instruction: Instruction) -> Event | None:
         """What comes of an instruction, the answer lost or refused now and then. None: nothing is answered."""
@@ -619,7 +670,9 @@ class _World:
                 self.journal = replace(self.journal, state=State.PUBLISHING)
         if isinstance(instruction, Learn | Unmark | StartOver):
             return None
-        if isinstance(instruction, Settle | MarkConflict | Wait | Rest | Completed | Answer | Expire | Forget):
+        if isinstance(
+            instruction, Settle | MarkConflict | Wait | Rest | Completed | Answer | Expire | Forget | AwaitFiles
+        ):
             self.outcome = instruction
             return None
         fate = self.draw("done", "done", "done", "lost before", "lost after", "refused")
@@ -642,6 +695,9 @@ class _World:
                 return self._begin()
             case SendPart():
                 return self._send_part(instruction)
+            case LookForFiles():
+                self.are_files_there |= self.draw("there", "missing") == "there"
+                return THERE if self.are_files_there else MISSING
             case Compare():
                 if origin.etag != instruction.etag:
                     return Compared(None)
@@ -678,6 +734,8 @@ class _World:
         if failed is not None:
             return failed
         self._overwrites()
+        if self.names_files and not self.are_files_there:
+            self.wrongs.append("a manifest is there before its files")
         self.origin.uploads.pop(name, None)
         etag = self.origin.take(write, damaging=self.draw("whole", "whole", "whole", "damaged") == "damaged")
         return Finished(None if self.draw("told", "told", "untold") == "untold" else etag)
@@ -721,15 +779,23 @@ KNOWN = {"honoured": Honoured.YES, "ignored": Honoured.IGNORED, "refused": Honou
     does=st.fixed_dictionaries({kind: st.sampled_from(sorted(KNOWN)) for kind in ("put", "complete", "delete")}),
     is_probed=st.booleans(),
     opaque=st.booleans(),
+    names_files=st.booleans(),
 )
 def test_nothing_is_lost_whatever_happens(
-    data: st.DataObject, what: str, parts: int, existed: bool, does: dict[str, str], is_probed: bool, opaque: bool
+    data: st.DataObject,
+    what: str,
+    parts: int,
+    existed: bool,
+    does: dict[str, str],
+    is_probed: bool,
+    opaque: bool,
+    names_files: bool,
 ) -> None:
     """Lost answers, refusals, restarts and other writers in any order, at origins of every dialect: the write ends at
     the origin, or as a conflict, and never stays without a next step.
 
-    What others have written since the absorb is never overwritten or deleted; a conflict is with others, or about
-    damage.
+    A manifest does not become visible before its files were found. What others have written since the absorb is never
+    overwritten or deleted; a conflict is with others, or about damage.
     """
     old = '"old"' if existed or what == "tombstone" else None
     write = {"object": single(), "upload": multipart(parts), "tombstone": tombstone()}[what]
@@ -737,7 +803,7 @@ def test_nothing_is_lost_whatever_happens(
     origin = _Origin(does, opaque, old)
     if old is not None:
         origin.bytes_of[old] = "old"
-    world = _World(origin, write, data, {old})
+    world = _World(origin, write, data, {old}, names_files)
     conditions = (
         Conditions(*(KNOWN[does[kind]] for kind in ("put", "complete", "delete"))) if is_probed else Conditions()
     )
@@ -764,7 +830,7 @@ def test_nothing_is_lost_whatever_happens(
         if isinstance(world.outcome, Settle | MarkConflict):
             break
         if world.outcome is not None and not any(isinstance(one, SendPart) for one in queue):
-            assert isinstance(world.outcome, Wait | Rest)
+            assert isinstance(world.outcome, Wait | Rest | AwaitFiles)
             world.outcome = None
             progress = world.restart(conditions)
             queue = list(progress.begin())

@@ -1,0 +1,40 @@
+"""`x-forebay-durable`: whether the origin has a checkpoint, told to who reads the object by which readers know that.
+
+On GET and HEAD of a marker in a slot with `write = "back"`. `true`: nothing of it is pending, so the origin has it, and
+had all before it that this node had acknowledged before it under its directory (order.py). `false`: it is here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from gateway.operations.context import Answer, RequestContext, Response
+from gateway.writeback.order import is_marker
+
+HEADER = "x-forebay-durable"
+
+
+def tells_durability(context: RequestContext) -> bool:
+    """Whether the answer to a read says it."""
+    slot = context.slot
+    return slot.write == "back" and is_marker(context.request.key or "", slot.markers)
+
+
+def with_durability(answer: Answer, *, is_durable: bool) -> Answer:
+    """The answer, and the header where there is an object."""
+    return _told(answer, is_durable) if isinstance(answer, Response) else _told_later(answer, is_durable)
+
+
+async def _told_later(answer: Coroutine[Any, Any, Response], is_durable: bool) -> Response:
+    return _told(await answer, is_durable)
+
+
+def _told(response: Response, is_durable: bool) -> Response:
+    if response.status >= 400:
+        return response
+    told = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
+    is_durable = is_durable and "false" not in told
+    others = [pair for pair in response.headers if pair[0] != HEADER]
+    return replace(response, headers=[*others, (HEADER, "true" if is_durable else "false")])

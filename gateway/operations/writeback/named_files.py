@@ -1,0 +1,88 @@
+"""What a manifest that goes past the buffer names: by its body, or by that of which it is a copy.
+
+The origin shows it when the client has its 200: so the client waits for the files (flush_wait.py). Where nobody can
+tell what it names, it goes in the order of arrival, and the log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.operations.context import RequestContext
+from gateway.operations.payload import Payload, receive_payload
+from gateway.origin.client import OriginRequest, Purpose
+from gateway.rate_limited_log import RateLimitedLog
+from gateway.s3.requests import parse_copy_source
+from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
+from gateway.writeback.flushing.manifest_files import understood
+from gateway.writeback.order import is_marker
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+_log = RateLimitedLog(structlog.get_logger("forebay.writeback"))
+
+CONTENT_BYTES_MAX = 8 * 1024**2
+"""Of a manifest that is received whole, in memory, before the origin hears of it."""
+
+
+def names_files(context: RequestContext) -> bool:
+    """Whether what the request writes may be a manifest whose files are waited for. What is sent in the caller's own
+    name is not: in such slots nothing is acknowledged that the origin does not have."""
+    slot, key = context.slot, context.object_key
+    if slot.write != "back" or slot.manifests != "checked" or context.signed_by is not None:
+        return False
+    return is_marker(key.key, slot.markers) and may_be_understood(key)
+
+
+async def receive_manifest(context: RequestContext, buffer: WritebackBuffer) -> tuple[Payload, NamedFiles | None]:
+    """The body of a PutObject, and what it names; None: that is not known."""
+    payload = await receive_payload(context, buffered_bytes_max=CONTENT_BYTES_MAX)
+    if not isinstance(payload.body, bytes):
+        return payload, _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
+    return payload, await named_by_bytes(context, buffer, payload.body)
+
+
+async def named_by_bytes(context: RequestContext, buffer: WritebackBuffer, content: bytes) -> NamedFiles | None:
+    """What an object of these bytes names under the key of the request."""
+    return _told(context, await understood(context.object_key, content, buffer.threads))
+
+
+async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> NamedFiles | None:
+    """The same of a CopyObject whose source the origin has."""
+    if not names_files(context):
+        return None
+    source = parse_copy_source(context.request.headers.get("x-amz-copy-source", ""))
+    query = [("versionId", source.version_id)] if source.version_id is not None else []
+    request = OriginRequest(
+        "GET", source.key.bucket, source.key.key, query, purpose=Purpose.FORWARD, slot=context.slot.name
+    )
+    async with await context.services.origin.send(request) as response:
+        length = response.headers.get("content-length", "")
+        if response.status != 200:
+            return None  # the copy is the origin's to refuse
+        if not length.isdecimal() or int(length) > CONTENT_BYTES_MAX:
+            return _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
+        content = await response.read(CONTENT_BYTES_MAX)
+    return await named_by_bytes(context, buffer, content)
+
+
+def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFiles | None:
+    if isinstance(named, NamedFiles):
+        return _covered(named, lambda key: context.grant.covers(context.object_key.bucket, key))
+    _log.warning(
+        "what a manifest names is not understood: it goes to the origin in the order of arrival",
+        "manifest",
+        object=str(context.object_key),
+        slot=context.slot.name,
+        reason=named.reason,
+    )
+    return None
+
+
+def _covered(named: NamedFiles, covers: Callable[[str], bool]) -> NamedFiles:
+    """What the caller may know of: else its wait would tell what there is."""
+    return NamedFiles(tuple(filter(covers, named.keys)), tuple(filter(covers, named.directories)))

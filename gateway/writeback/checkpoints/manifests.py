@@ -1,0 +1,221 @@
+"""Which objects a manifest names, by its bytes. Pure.
+
+    .metadata                           PyTorch DCP: a pickle, whose opcodes are read, and never carried out
+    *.index.json                        safetensors and PyTorch shards: the values of `weight_map`
+    latest, latest_universal            DeepSpeed: the name of a directory beside it, such as global_step100
+    latest_checkpointed_iteration.txt   Megatron: the number of one
+
+Anything else is not understood, and neither is what is longer than it should be, or says something that its writers
+never write. What a manifest names lies in its own bucket, under its own directory: nothing can lead out of it. Time and
+memory are bounded by the length of the bytes, whatever they are.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.objects import ObjectKey
+
+CONTENT_BYTES_MAX = 64 * 1024**2
+"""Of a manifest that is read: that of a million tensor shards."""
+
+NAMES_MAX = 100_000
+"""Objects that a manifest may name."""
+
+OPCODES_MAX = 32_000_000
+"""Of a pickle: some ten seconds of a thread's time."""
+
+_KEY_BYTES_MAX = 1024
+"""S3's limit."""
+
+_POINTER_BYTES_MAX = 1024
+_DIGITS_MAX = 18
+"""Of Megatron's number of an iteration."""
+
+_INDEX = ".index.json"
+_DCP = ".metadata"
+_DEEPSPEED = frozenset({"latest", "latest_universal"})
+_MEGATRON = "latest_checkpointed_iteration.txt"
+
+_TAG = re.compile(r"(?:global_step|checkpoint|step|iter|epoch)[-_=]?[0-9]{1,18}|checkpoint", re.ASCII)
+"""What DeepSpeed and Lightning call directories, and what people do. A `latest` may say anything else, too, that is the
+name of nothing: nobody could wait for that."""
+
+_STORAGE = "_StorageInfo"
+"""The class of which DCP writes one for each piece of a tensor: `relative_path` is the file's."""
+
+_PATH = "relative_path"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFiles:
+    """What is to be there before the manifest: `keys`, each once; of each of `directories`, which end with no slash,
+    one object at least that lies under it, or has its name, or its name and an ending."""
+
+    keys: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.keys) + len(self.directories)
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """`reason` is for people."""
+
+    reason: str
+
+
+class _Strange(Exception):
+    """Why it is not understood."""
+
+
+def may_be_understood(key: ObjectKey) -> bool:
+    """Whether an object of this name may name others: else there is no use in reading it."""
+    name = _name(key)
+    return name in (_DCP, _MEGATRON) or name in _DEEPSPEED or name.endswith(_INDEX)
+
+
+def named_files(key: ObjectKey, content: bytes) -> NamedFiles | NotUnderstood:
+    """What the manifest under a key names. It takes a second for each ten MiB: not to be done on an event loop."""
+    directory = key.key[: len(key.key) - len(_name(key))]
+    try:
+        return _named(_name(key), directory, key.key, content)
+    except _Strange as strange:
+        return NotUnderstood(str(strange))
+
+
+def _name(key: ObjectKey) -> str:
+    return key.key.rpartition("/")[2]
+
+
+def _named(name: str, directory: str, own: str, content: bytes) -> NamedFiles:
+    if len(content) > CONTENT_BYTES_MAX:
+        raise _Strange(f"it is longer than {CONTENT_BYTES_MAX} bytes")
+    if name == _DCP:
+        return NamedFiles(_keys(directory, own, _paths_of_pickle(content)))
+    if name.endswith(_INDEX):
+        return NamedFiles(_keys(directory, own, _paths_of_index(content)))
+    if name in _DEEPSPEED:
+        return NamedFiles(directories=_keys(directory, own, [_tag(_line(content))]))
+    if name == _MEGATRON:
+        return NamedFiles(directories=_keys(directory, own, [_iteration(_line(content))]))
+    raise _Strange("it is of no known kind")
+
+
+def _keys(directory: str, own: str, paths: Iterator[str] | list[str]) -> tuple[str, ...]:
+    """Keys of paths that are relative to a directory, each once, in their order; not the manifest's own."""
+    found: dict[str, None] = {}
+    for path in paths:
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or not path.isprintable():
+            raise _Strange("it names a path that leads elsewhere")
+        name = f"{directory}{path}"
+        if len(name.encode()) > _KEY_BYTES_MAX:
+            raise _Strange("it names a path that is too long")
+        found[name] = None
+        if len(found) > NAMES_MAX:
+            raise _Strange(f"it names more than {NAMES_MAX} files")
+    found.pop(own, None)
+    if not found:
+        raise _Strange("it names no files")
+    return tuple(found)
+
+
+# PyTorch DCP
+
+_KEEP = frozenset({"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "FRAME", "PROTO"})
+"""They leave the stack as it is."""
+
+_PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_GET = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_TEXT = frozenset({"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
+
+
+def _paths_of_pickle(content: bytes) -> Iterator[str]:
+    """Every string that follows `relative_path` on the stack: pickles write the name of an attribute, then its value.
+
+    Strings come in full the first time, and by their number in the memo after that. Of everything else only the kind of
+    its opcode counts.
+    """
+    memo: dict[int, str] = {}
+    memoized = 0
+    top: str | None = None
+    has_path = has_storage = False
+    for name, argument in _opcodes(content):
+        if name in _KEEP:
+            if name == "MEMOIZE" or name in _PUT:
+                number = memoized if name == "MEMOIZE" else int(argument)
+                memoized += 1
+                if top is not None:
+                    memo[number] = top
+                else:
+                    memo.pop(number, None)
+            continue
+        pushed = str(argument) if name in _TEXT else memo.get(int(argument)) if name in _GET else None
+        if has_path:
+            if pushed is None:
+                raise _Strange("it has a path that is no string")
+            yield pushed
+        has_storage = has_storage or pushed == _STORAGE or (name == "GLOBAL" and str(argument).endswith(_STORAGE))
+        has_path, top = pushed == _PATH and not has_path, pushed
+    if not has_storage:
+        raise _Strange("it is no manifest of PyTorch's")
+
+
+def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
+    opcodes = pickletools.genops(content)
+    for _ in range(OPCODES_MAX):
+        try:
+            opcode, argument, _position = next(opcodes)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _Strange(f"it is no pickle: {error}"[:200]) from error
+        yield opcode.name, argument
+    raise _Strange("it is a pickle of too many opcodes")
+
+
+# Others
+
+
+def _paths_of_index(content: bytes) -> list[str]:
+    try:
+        document: Any = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise _Strange(f"it is no JSON: {error}"[:200]) from error
+    weights = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(one, str) for one in weights.values()):
+        raise _Strange("it has no weight_map of names")
+    return list(dict.fromkeys(weights.values()))
+
+
+def _line(content: bytes) -> str:
+    """The one line of a pointer."""
+    if len(content) > _POINTER_BYTES_MAX:
+        raise _Strange("it is longer than a name")
+    try:
+        return content.decode().strip()
+    except UnicodeDecodeError as error:
+        raise _Strange("it is no text") from error
+
+
+def _tag(line: str) -> str:
+    """The directory that DeepSpeed's `latest` names."""
+    if _TAG.fullmatch(line) is None:
+        raise _Strange("it is no name that directories of checkpoints have")
+    return line
+
+
+def _iteration(line: str) -> str:
+    """The directory of an iteration, as Megatron names it."""
+    if line == "release":
+        return line
+    if not (line.isascii() and line.isdecimal() and len(line) <= _DIGITS_MAX):
+        raise _Strange("it is no number of an iteration")
+    return f"iter_{int(line):07d}"

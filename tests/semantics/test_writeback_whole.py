@@ -1,0 +1,224 @@
+"""`write = "back"`, and manifests that are whole where readers find them: clause 6.7 of docs/semantics.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.s3.requests import Operation
+from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
+
+RECORDED = Path(__file__).parents[1] / "writeback" / "checkpoints" / "recorded"
+TWO_RANKS = (RECORDED / "two_ranks.metadata").read_bytes()
+STEP = "back/step-1/"
+MINE, THEIRS, MANIFEST = f"{STEP}__0_0.distcp", f"{STEP}__1_0.distcp", f"{STEP}.metadata"
+
+
+def is_there(client: Client, name: str) -> bool:
+    return name in client.origin.buckets["bucket"].objects
+
+
+def reason(client: Client, name: str) -> str | None:
+    write = client.pending(name)
+    turn = None if write is None else client.buffer.look(lambda tx: tx.turn(write.id))
+    return turn.last_error if turn is not None else None
+
+
+def index_of(*names: str) -> bytes:
+    return json.dumps({"metadata": {}, "weight_map": {f"w{n}": one for n, one in enumerate(names)}}).encode()
+
+
+def waits(client: Client, name: str) -> Callable[[], bool]:
+    return lambda: "that it names" in (reason(client, name) or "")
+
+
+def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None:
+    """6.7 It becomes visible when all that it names is there; until then it waits, without having failed."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MINE, b"mine")
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        async with client.flushing():
+            await eventually(lambda: is_there(client, MINE))
+            await eventually(waits(client, MANIFEST))
+            assert reason(client, MANIFEST) == f"waits for 1 file of 2 that it names, such as s3://bucket/{THEIRS}"
+            write = client.pending(MANIFEST)
+            assert write is not None
+            turn = client.buffer.look(lambda tx: tx.turn(write.id))
+            assert turn is not None
+            assert turn.attempts == 0
+            assert (await client.ask("GET", MANIFEST)).body == TWO_RANKS
+            assert not is_there(client, MANIFEST)
+            client.origin.put("bucket", THEIRS, b"theirs")
+            await eventually(lambda: is_there(client, MANIFEST))
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "theirs"),
+    [
+        ("back/m/model.safetensors.index.json", index_of("a.safetensors", "b.safetensors"), "back/m/b.safetensors"),
+        ("back/run/latest", b"global_step100\n", "back/run/global_step100/mp_rank_00_model_states.pt"),
+        ("back/run/latest_checkpointed_iteration.txt", b"100", "back/run/iter_0000100/mp_rank_00/model.pt"),
+    ],
+)
+def test_6_7_manifests_of_each_kind(tmp_path: Path, name: str, content: bytes, theirs: str) -> None:
+    """6.7 An index names files, a pointer a directory, which has to have an object; one of a longer name is another."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for one in ("back/m/a.safetensors", "back/run/global_step1000/x", "back/run/iter_00001000/x"):
+            client.origin.put("bucket", one, b"there")
+        await client.ask("PUT", name, content)
+        async with client.flushing():
+            await eventually(waits(client, name))
+            assert not is_there(client, name)
+            client.origin.put("bucket", theirs, b"theirs")
+            await eventually(lambda: is_there(client, name))
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) -> None:
+    """6.7 A copy of `.metadata.tmp` waits as what it is, and so does what is completed of parts."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MINE, b"mine")
+        await client.ask("PUT", f"{MANIFEST}.tmp", TWO_RANKS)
+        await client.ask("PUT", MANIFEST, headers={"x-amz-copy-source": f"/bucket/{MANIFEST}.tmp"})
+        deleting = asyncio.create_task(client.ask("DELETE", f"{MANIFEST}.tmp", status=204))
+        other = "back/step-2/.metadata"
+        upload_id = await client.create(other)
+        await client.complete(other, upload_id, {1: await client.part(other, upload_id, 1, TWO_RANKS)})
+        async with client.flushing():
+            await eventually(waits(client, MANIFEST))
+            await eventually(waits(client, other))
+            assert client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD, key=other) == 0
+            for one in (THEIRS, "back/step-2/__0_0.distcp", "back/step-2/__1_0.distcp"):
+                client.origin.put("bucket", one, b"theirs")
+            await eventually(lambda: is_there(client, MANIFEST) and is_there(client, other))
+            await deleting
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_7_what_cannot_be_understood_comes_in_the_order_of_arrival(tmp_path: Path) -> None:
+    """6.7 As in 6.6: behind what this node has acknowledged before it."""
+    names = [MANIFEST, "back/step-1/x.index.json", "back/step-1/latest", "back/step-1/_SUCCESS"]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MINE, b"mine")
+        for name in names:
+            await client.ask("PUT", name, b"whatever this is")
+        await client.flush()
+        assert all(is_there(client, name) for name in [*names, MINE])
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_7_a_slot_may_say_that_order_is_enough(tmp_path: Path) -> None:
+    """6.7 With `manifests = "in-order"` nobody looks what a manifest names."""
+    slots = [replace(SLOTS[0], manifests="in-order")]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        await client.flush()
+        assert is_there(client, MANIFEST)
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
+    """6.7 Where the order is strict, it counts: what was acknowledged later cannot come before."""
+    slots = [replace(SLOTS[0], order="strict")]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/m/x.index.json", index_of("a", "b"))
+        await client.ask("PUT", "back/m/a", b"a")
+        await client.ask("PUT", "back/m/b", b"b")
+        await client.flush()
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:
+    """6.7 As long as nobody knows whether a file is there, it is not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", MINE, b"x")
+        client.origin.put("bucket", THEIRS, b"x")
+        away = client.origin.inject(on(Operation.HEAD_OBJECT, key=THEIRS), Unreachable(), times=None)
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.HEAD_OBJECT, key=THEIRS) >= 2)
+            assert not is_there(client, MANIFEST)
+            away.times = 0
+            denied = client.origin.inject(on(Operation.HEAD_OBJECT, key=THEIRS), Answer(403, "AccessDenied"), times=1)
+            await eventually(lambda: is_there(client, MANIFEST))
+            assert denied.times == 0
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6.7 Its client is answered when all of it is there, 503 where that takes too long; so is that of a copy."""
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 1.0)
+    condition = {"If-None-Match": "*"}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", MINE, b"mine")
+        client.origin.put("bucket", f"{MANIFEST}.tmp", TWO_RANKS)
+        copy = {"x-amz-copy-source": f"/bucket/{MANIFEST}.tmp"}
+        await client.ask("PUT", MANIFEST, TWO_RANKS, condition, status=503)
+        await client.ask("PUT", MANIFEST, headers=copy, status=503)
+        assert not is_there(client, MANIFEST)
+        client.origin.put("bucket", THEIRS, b"theirs")
+        answer = await client.ask("PUT", MANIFEST, TWO_RANKS, condition)
+        assert answer.headers["x-forebay-cache"] == "forwarded"
+        assert client.origin.data("bucket", MANIFEST) == TWO_RANKS
+        await client.ask("PUT", MANIFEST, headers=copy)
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> None:
+    """6.8 HEAD and GET of a marker say `x-forebay-durable`, of nothing else; without any right besides reading."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MINE, b"mine")
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        for method in ("HEAD", "GET"):
+            assert (await client.ask(method, MANIFEST)).headers["x-forebay-durable"] == "false"
+            assert "x-forebay-durable" not in (await client.ask(method, MINE)).headers
+        async with client.flushing():
+            await eventually(waits(client, MANIFEST))
+            assert (await client.ask("HEAD", MANIFEST)).headers["x-forebay-durable"] == "false"
+            client.origin.put("bucket", THEIRS, b"theirs")
+            await eventually(lambda: client.pending(MANIFEST) is None)
+        for method in ("HEAD", "GET", "HEAD", "GET", "GET"):
+            assert (await client.ask(method, MANIFEST)).headers["x-forebay-durable"] == "true"
+        assert "x-forebay-durable" not in (await client.ask("HEAD", "back/none/.metadata", status=404)).headers
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        assert (await client.ask("HEAD", MANIFEST)).headers["x-forebay-durable"] == "false"
+        await client.flush()
+
+    with_client(tmp_path, scenario)
