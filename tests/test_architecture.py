@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 LEAVES = {"checkpoint_patterns", "clock", "durable", "errors", "file_lease", "file_lock", "heartbeats", "immutable"}
-LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink", "audit"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
