@@ -128,7 +128,7 @@ _CHECKPOINT = {
             },
             "description": "what the save lacks still",
         },
-        "reason": {"type": ["string", "null"], "description": "of a failure or conflict"},
+        "reason": {"type": ["string", "null"], "description": "of a failure or conflict, or what a manifest waits for"},
     },
 }
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}

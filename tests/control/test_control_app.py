@@ -163,7 +163,18 @@ def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
     assert ask(tmp_path, path, token=TOKEN).status_code == 200
 
 
-ELSEWHERE = ("/explain", "/callers", "/slots", "/jobs", "/pins", "/snapshots", "/indexes", "/flush", "/writeback")
+ELSEWHERE = (
+    "/checkpoints",
+    "/explain",
+    "/callers",
+    "/slots",
+    "/jobs",
+    "/pins",
+    "/snapshots",
+    "/indexes",
+    "/flush",
+    "/writeback",
+)
 """These are held to their descriptions in tests of their own."""
 
 

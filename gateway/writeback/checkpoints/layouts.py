@@ -249,7 +249,7 @@ _WORLD = re.compile(rf"world_size_({_N})(?![0-9])")
 def shard_of(key: str) -> Shard | None:
     """`model-00002-of-00004.safetensors` is the second of four."""
     directory, slash, name = key.rpartition("/")
-    match = _SHARD.search(name)
+    match = _SHARD.search(name) if "-of-" in name else None
     if match is None or not int(match[2]):
         return None
     family = f"{directory}{slash}{name[: match.start(1)]}{name[match.end(2) :]}"
@@ -258,5 +258,5 @@ def shard_of(key: str) -> Shard | None:
 
 def world_size_of(key: str) -> int | None:
     """How many ranks there are, where a name says so: `model_world_size_8_rank_0.pt`."""
-    match = _WORLD.search(key.rpartition("/")[2])
+    match = _WORLD.search(key.rpartition("/")[2]) if "world_size_" in key else None
     return None if match is None else int(match[1])

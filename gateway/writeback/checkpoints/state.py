@@ -10,7 +10,8 @@
 
 A save is over when nothing is missing that its names speak of, no upload is open, and its `.metadata` came last, or
 nothing has come for ten seconds. Names speak of shards (`-of-00004`), of the number of ranks (`world_size_8`), of
-manifests that belong to them; otherwise the ranks are expected that the checkpoint before it in the same run had.
+manifests that belong to them; otherwise the ranks are expected that the checkpoint before it in the same run had. Of a
+job on several nodes this node may have a part only: then that part is what there is.
 """
 
 from __future__ import annotations
@@ -187,19 +188,28 @@ def missing_of(
         for (family, count), numbers in sorted(shards.items())
         if len(numbers) < count
     ]
-    lacking += sorted(_manifests_of(keys, shards) - there)
+    lacking += sorted(_manifests_of(keys, shards, is_first_here=0 in ranks) - there)
     has_manifest = any(_name(key) == _MANIFEST for key in keys)
-    world = max((size for key in keys if (size := world_size_of(key)) is not None and size <= RANKS_MAX), default=None)
-    expected = frozenset(range(world)) if world is not None else frozenset(() if has_manifest else ranks_before)
+    expected = frozenset(() if has_manifest else ranks_before) or _expected_of(keys, ranks)
     waited_for = {one.rank for one in uploads if one.rank is not None}
     # Where this save has no ranks at all, its layout is another than that of the checkpoint before it.
     absent = (expected - ranks if ranks or waited_for else frozenset[int]()) | waited_for
     return Missing(tuple(islice(sorted(absent), MISSING_SHOWN_MAX)), tuple(lacking[:MISSING_SHOWN_MAX]), len(uploads))
 
 
-def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]]) -> set[str]:
-    """The keys of manifests that belong to objects of these names."""
-    found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")}
+def _expected_of(keys: Sequence[str], ranks: frozenset[int]) -> frozenset[int]:
+    """The ranks that names speak of; none where those that are here may be all of one node among several."""
+    world = max((size for key in keys if (size := world_size_of(key)) is not None and size <= RANKS_MAX), default=0)
+    is_block = bool(ranks) and max(ranks) - min(ranks) + 1 == len(ranks) and min(ranks) % len(ranks) == 0
+    if is_block and world % len(ranks) == 0:
+        return frozenset()
+    return frozenset(range(world))
+
+
+def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]], *, is_first_here: bool) -> set[str]:
+    """The keys of manifests that belong to objects of these names. `.metadata` is written by the first rank: where that
+    has written nothing here, it may do so on another node."""
+    found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")} if is_first_here else set()
     for family, count in shards:
         name = _name(family)
         if count > 1 and name.endswith("-.safetensors") and not name.startswith("shard-"):

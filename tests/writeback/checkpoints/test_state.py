@@ -66,10 +66,20 @@ def test_a_save_that_lacks_ranks_stalls_and_says_which() -> None:
     soon = facts(ranks, before={0, 1, 2, 3}, now=1010.0 + STALLED_SECONDS - 1)
     assert (soon.state, soon.missing.ranks) == (CheckpointState.WRITING, (1, 3))
     assert facts(ranks, before={0, 1, 2, 3}, now=1010.0 + STALLED_SECONDS).state is CheckpointState.STALLED
-    said = facts([obj("model_world_size_4_rank_2.pt")], now=2000.0)
-    assert (said.state, said.missing.ranks) == (CheckpointState.STALLED, (0, 1, 3))
+    said = facts([obj(f"model_world_size_4_rank_{rank}.pt") for rank in (0, 2, 3)], now=2000.0)
+    assert (said.state, said.missing.ranks) == (CheckpointState.STALLED, (1,))
     other_layout = facts([obj("model.pt")], before={0, 1}, now=2000.0)
     assert other_layout.state is CheckpointState.ACKNOWLEDGED
+
+
+def test_a_node_that_has_its_own_ranks_has_all_that_it_will_be_given() -> None:
+    """Of a job on several nodes: the other ranks, and the manifest of the first, go through other gateways."""
+    second = [obj(f"__{rank}_0.distcp") for rank in range(8, 16)]
+    assert facts(second, now=2000.0).state is CheckpointState.ACKNOWLEDGED
+    named = [obj(f"model_world_size_16_rank_{rank}.pt") for rank in range(8, 16)]
+    assert facts(named, now=2000.0).state is CheckpointState.ACKNOWLEDGED
+    assert facts(named[:-1], now=2000.0).missing.ranks == (0, 1, 2, 3, 4, 5, 6, 7, 15)
+    assert facts(named[1:], before=set(range(8, 16)), now=2000.0).missing.ranks == (8,)
 
 
 def test_no_name_makes_it_expect_more_ranks_than_there_are() -> None:
