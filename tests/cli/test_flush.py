@@ -183,6 +183,24 @@ def test_what_may_still_get_there_is_waited_for(monkeypatch: pytest.MonkeyPatch,
         assert run(port, "--wait").exit_code == 0
 
 
+def test_files_of_other_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they come, and with --timeout until that is over; the gateway is asked to look at once. Of a name the
+    gateway is asked as of one."""
+    monkeypatch.setattr(flush, "_STALLED_SECONDS", 0.3)
+    waiting = {"awaiting_files": 1, "is_name": True, "prefix": "s3://b/step-1"}
+    missing = [left(1, **waiting, files_missing=one) for one in range(40, 0, -1)]
+    with admin_double(*missing, left(0, **waiting | {"awaiting_files": 0})) as port:
+        assert run(port, "--wait").exit_code == 0
+        posts = [one for one in port.asked if one[0] == "POST"]
+        gets = [one for one in port.asked if one[0] == "GET"]
+        assert len(posts) > 2
+        assert {path for _, path, _ in gets} == {"/api/v1/flush?prefix=s3%3A%2F%2Fb%2Fstep-1&through=7&is_name=true"}
+    with admin_double(left(1, **waiting, files_missing=3)) as port:
+        assert "nothing gets there" in run(port, "--wait").output
+    with admin_double(left(1, **waiting, files_missing=3)) as port:
+        assert "the time is over" in run(port, "--wait", "--timeout", "1s").output
+
+
 def test_what_progresses_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time begins anew with every object and part that gets there."""
     monkeypatch.setattr(flush, "_REFUSED_SECONDS", 1.0)

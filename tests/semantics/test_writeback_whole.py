@@ -199,6 +199,25 @@ def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest
     with_client(tmp_path, scenario)
 
 
+def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
+    """6.7 With its checkpoint; in a strict slot, too, where its deletion comes behind it, and what else does not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", MINE, b"mine")
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        async with client.flushing():
+            await eventually(waits(client, MANIFEST))
+            if client.gateway.app.services.slots.find("bucket", MINE).order != "strict":
+                await client.ask("DELETE", MINE, status=204)
+            await client.ask("DELETE", MANIFEST, status=204)
+        await client.flush()
+        assert not is_there(client, MANIFEST)
+
+    for number, slot in enumerate((SLOTS[0], replace(SLOTS[0], order="strict"))):
+        with_client(tmp_path / str(number), scenario, [slot])
+
+
 def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> None:
     """6.8 HEAD and GET of a marker say `x-forebay-durable`, of nothing else; without any right besides reading."""
 

@@ -174,6 +174,7 @@ class _Known:
     """A manifest that was read. `presence` None: it is not understood."""
 
     key: ObjectKey
+    etag: str
     presence: Presence | None
     looks: int = 0
     missing: int = 0
@@ -191,10 +192,10 @@ class ManifestFiles:
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
     ) -> LookedFor | Refused | Lost:
         """Whether all is there that this manifest names. BufferDamaged."""
-        if write.id in self._waived:
+        if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()
         known = self._known.get(write.id)
-        if known is None:
+        if known is None or known.etag != write.etag:  # of an upload that is completed anew, say
             known = await self._read(write, requests, observer)
         if known.presence is None:
             return LookedFor()
@@ -217,9 +218,9 @@ class ManifestFiles:
             named = await understood(write.key, content, requests.threads)
         if isinstance(named, NotUnderstood):
             observer.not_understood(write, named.reason)
-            known = _Known(write.key, None)
+            known = _Known(write.key, write.etag, None)
         else:
-            known = _Known(write.key, Presence(write.key.bucket, named))
+            known = _Known(write.key, write.etag, Presence(write.key.bucket, named))
         self._known[write.id] = known
         names = sum(one.presence.names_count for one in self._known.values() if one.presence is not None)
         while len(self._known) > 1 and (names > REMEMBERED_NAMES_MAX or len(self._known) > REMEMBERED_MAX):
@@ -259,6 +260,12 @@ class ManifestFiles:
         """It is at the origin."""
         self._waived.discard(write_id)
         self.forget([write_id])
+
+
+def is_to_be_deleted(tx: JournalView, manifest: Write) -> bool:
+    """Whether its deletion waits behind it: what it names may be deleted already, and nobody is to wait for that."""
+    latest = tx.latest(manifest.key)
+    return latest is not None and latest.deleted and latest.sequence > manifest.sequence
 
 
 def comes_behind(tx: JournalView, manifest: Write, key: ObjectKey) -> bool:

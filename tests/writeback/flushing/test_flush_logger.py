@@ -75,6 +75,17 @@ def test_what_goes_on_does_not_either() -> None:
     assert Counter(one["log_level"] for one in logs) == {"info": LINES_PER_MINUTE, "warning": 1}
 
 
+def test_manifests_do_not_either() -> None:
+    """Those that wait and those that nobody understands share their lines."""
+    logger = FlushLogger(Counts(), ManualClock())
+    with capture_logs() as logs:
+        for number in range(MANY):
+            logger.not_understood(pending(key(str(number)), "x"), "it is no JSON")
+            logger.awaits_files(pending(key(str(number)), "x"), "waits for 1 file of 2 that it names, such as s3://b/k")
+    assert Counter(one["log_level"] for one in logs) == {"info": LINES_PER_MINUTE / 2, "warning": LINES_PER_MINUTE / 2}
+    assert {one["reason"].partition(" ")[0] for one in logs} == {"it", "waits"}
+
+
 def test_failures_of_one_object_are_told_ever_less_often() -> None:
     """The first, the second, the fourth, …"""
     with capture_logs() as logs:
