@@ -6,7 +6,7 @@ tell what it names, it goes in the order of arrival, and the log says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,6 +16,7 @@ from gateway.operations.payload import Payload, receive_payload
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.requests import parse_copy_source
+from gateway.steps import Steps, each, in_steps
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
 from gateway.writeback.flushing.manifest_files import understood
 from gateway.writeback.order import is_marker
@@ -48,7 +49,8 @@ async def receive_manifest(context: RequestContext, buffer: WritebackBuffer) -> 
 
 async def named_by_bytes(context: RequestContext, buffer: WritebackBuffer, content: bytes) -> NamedFiles | None:
     """What an object of these bytes names under the key of the request."""
-    return _told(context, await understood(context.object_key, content, buffer.threads))
+    named = _told(context, await understood(context.object_key, content, buffer.threads))
+    return await in_steps(_covered(context, named)) if named is not None else None
 
 
 async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> NamedFiles | None:
@@ -72,7 +74,7 @@ async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> Nam
 
 def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFiles | None:
     if isinstance(named, NamedFiles):
-        return _covered(named, lambda key: context.grant.covers(context.object_key.bucket, key))
+        return named
     _log.warning(
         "what a manifest names is not understood: it goes to the origin in the order of arrival",
         "manifest",
@@ -83,6 +85,9 @@ def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFi
     return None
 
 
-def _covered(named: NamedFiles, covers: Callable[[str], bool]) -> NamedFiles:
+def _covered(context: RequestContext, named: NamedFiles) -> Steps[NamedFiles]:
     """What the caller may know of: else its wait would tell what there is."""
-    return NamedFiles(tuple(filter(covers, named.keys)), tuple(filter(covers, named.directories)))
+    bucket, grant = context.object_key.bucket, context.grant
+    are_covered = yield from each(lambda key: grant.covers(bucket, key), named.keys)
+    keys = tuple(compress(named.keys, are_covered))
+    return NamedFiles(keys, tuple(one for one in named.directories if grant.covers(bucket, one)))

@@ -20,6 +20,7 @@ from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.xml import error_code_of, text_of
+from gateway.steps import each, in_steps
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.state import LookedFor, Lost, Refused
 from gateway.writeback.journal.records import Write
@@ -50,8 +51,8 @@ LONGEST_PAUSE_SECONDS = 5.0
 AWAITED_PAUSE_SECONDS = 1.0
 """From one look to the next: the last where somebody waits."""
 
-SMALL_BYTES = 64 * 1024
-"""So much is understood at once; more on a thread."""
+SMALL_BYTES = 8 * 1024
+"""So much is understood at once, in a millisecond; more on a thread."""
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
@@ -78,29 +79,43 @@ class Presence:
         *,
         is_first: bool,
     ) -> LookedFor | Refused | Lost:
-        """`ignored` says of a key whether nobody has to wait for it. The first time all are asked about."""
-        now = clock.monotonic()
-        for one in [one for one, at in self._found.items() if now - at > FOUND_AGAIN_SECONDS]:
+        """`ignored` says of a key whether nobody has to wait for it. The first time all others are asked about."""
+        while True:
+            are_ignored = await in_steps(each(ignored, list(self._missing)))
+            asked = [one for one, is_ignored in zip(self._missing, are_ignored, strict=True) if not is_ignored]
+            failure = await self._ask(
+                origin, asked, slot, purpose, clock, at_once=len(asked) if is_first else FIRST_LOOK
+            )
+            if failure is not None:
+                return failure
+            left = [one for one in asked if one in self._missing]
+            if left or not self._doubt_old(clock.monotonic()):
+                break
+        example = str(ObjectKey(self._bucket, left[0])) if left else ""
+        return LookedFor(len(left), self.names_count, example)
+
+    def _doubt_old(self, now: float) -> bool:
+        """What was found long ago may be gone since; whether there is any."""
+        old = [one for one, at in self._found.items() if now - at > FOUND_AGAIN_SECONDS]
+        for one in old:
             del self._found[one]
             self._missing[one] = None
-        asked = list(self._missing)
-        at, step = 0, len(asked) if is_first else FIRST_LOOK
-        while at < len(asked):
-            some = asked[at : at + step]
-            at += step
-            answers = await _asked(origin, self._bucket, some, slot, purpose)
-            failure = next((one for one in answers.values() if not isinstance(one, bool)), None)
+        return bool(old)
+
+    async def _ask(
+        self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
+    ) -> Refused | Lost | None:
+        """About what is missing, some at once, until all of some still are. Why nobody knows, if nobody does."""
+        for first in range(0, len(asked), at_once or 1):
+            answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
             for one, answer in answers.items():
                 if answer is True:
                     del self._missing[one]
-                    self._found[one] = now
-            if failure is not None:
+                    self._found[one] = clock.monotonic()
+            failure = next((one for one in answers.values() if not isinstance(one, bool)), None)
+            if failure is not None or not any(answers.values()):
                 return failure
-            if not any(answers.values()):
-                break
-        left = [one for one in self._missing if not ignored(one)]
-        example = str(ObjectKey(self._bucket, left[0])) if left else ""
-        return LookedFor(len(left), self.names_count, example)
+        return None
 
 
 async def _asked(
@@ -200,8 +215,9 @@ class ManifestFiles:
         if known.presence is None:
             return LookedFor()
 
-        def ignored(key: str) -> bool:
-            return journal.read(lambda tx: comes_behind(tx, write, ObjectKey(write.key.bucket, key)))
+        def ignored(name: str) -> bool:
+            key = ObjectKey(write.key.bucket, name)
+            return journal.pending_keys.may_be(key) and journal.read(lambda tx: comes_behind(tx, write, key))
 
         found = await known.presence.look(
             requests.origin, write.spec.slot, Purpose.FLUSH, clock, ignored, is_first=known.looks == 0
