@@ -181,6 +181,11 @@ class BlockCache:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
         return self._opened.locks.others_fetch()
 
+    def readers_wait(self) -> bool:
+        """Whether this process fills blocks for readers, or others fill any."""
+        tools = self._tools
+        return tools.unpinned_gets.any_pending or tools.fetches.fetches_for_readers() or self.others_fill()
+
     def obtainable_bytes(self, slot: str) -> int:
         """What a slot can have at most beside its pins, when others need all that they are guaranteed."""
         used = self.usage().slots.get(slot)

@@ -33,8 +33,8 @@ WAITING_MAX = 4096
 
 OBJECTS_AT_ONCE = 4
 PIECES_AT_ONCE = 8
-PIECES_WHILE_BUSY = 2
-"""So many while other processes fill blocks: for readers, then, who wait for them."""
+PIECES_WHILE_BUSY = 4
+"""So many while this process fetches for readers, and while others fetch: for readers, or to warm as well."""
 
 ATTEMPTS_MAX = 4
 """Beyond what one request is tried (origin/retry.py)."""
@@ -146,7 +146,7 @@ class WarmUpQueue:
         """Wait until one piece more may be fetched; `_fetch_piece` ends its turn."""
         await self._pieces.acquire()
         try:
-            while self._fetching >= PIECES_WHILE_BUSY and self._blocks.others_fill():
+            while self._fetching >= PIECES_WHILE_BUSY and self._blocks.readers_wait():
                 await self._clock.sleep(_BUSY_LOOK_SECONDS)
         except BaseException:
             self._pieces.release()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.clock import Clock, SystemClock
 from gateway.metrics import WARM_UP_OBJECTS
 from gateway.operations import warm_up_queue
 from gateway.policy.slots import Prefix, Slot
@@ -15,6 +16,8 @@ from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Hold
+from tests.support.serving import until
 
 PREFIX = Prefix.parse("s3://bucket/")
 STRICT = Slot("strict", PREFIX)
@@ -28,13 +31,19 @@ Scenario = Callable[[GatewayApp], Awaitable[None]]
 
 
 def play(
-    directory: Path, slot: Slot, scenario: Scenario, *, capacity_bytes: int = 256 * 1024**2, writeback: bool = False
+    directory: Path,
+    slot: Slot,
+    scenario: Scenario,
+    *,
+    capacity_bytes: int = 256 * 1024**2,
+    writeback: bool = False,
+    clock: Clock | None = None,
 ) -> None:
     async def run() -> None:
         async with gateway_app(
             directory,
             slots=[slot],
-            clock=ManualClock(),
+            clock=clock or ManualClock(),
             capacity_bytes=capacity_bytes,
             writeback=writeback,
             allow_unsigned=True,
@@ -183,6 +192,34 @@ def test_9_7_what_is_pending_needs_no_warming(tmp_path: Path) -> None:
         assert gateway.origin.count() == asked
 
     play(tmp_path, slot, scenario, writeback=True)
+
+
+def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
+    """9.7, 10.4 While the origin owes a reader a block, no more than four are asked for to warm; then all go on."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        for number in range(4):
+            gateway.origin.put("bucket", f"k{number}", LARGE)
+        await call(gateway.app, "HEAD", "/bucket/k", sign=False)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(lambda one: one.key == "k" and one.method == "GET", Hold(go_on, reached))
+        reader = asyncio.create_task(call(gateway.app, "GET", "/bucket/k", sign=False))
+        await reached.wait()
+        held = asyncio.Event()
+        gateway.origin.inject(lambda one: one.key != "k" and one.method == "GET", Hold(held), times=None)
+        for number in range(4):
+            await warm(gateway, f"/bucket/k{number}")
+        await until(lambda: gets(gateway) >= 1 + warm_up_queue.PIECES_WHILE_BUSY)
+        await asyncio.sleep(0.1)
+        assert gets(gateway) == 1 + warm_up_queue.PIECES_WHILE_BUSY
+        go_on.set()
+        assert (await reader).body == LARGE
+        held.set()
+        await settle(gateway)
+        for number in range(4):
+            assert (await warm(gateway, f"/bucket/k{number}")).headers["x-forebay-cache"] == "hit"
+
+    play(tmp_path, TTL, scenario, clock=SystemClock())
 
 
 def test_9_7_an_end_of_the_worker_ends_it(tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ class UnpinnedGets:
         self._own[lock] = asyncio.Event()
         return UnpinnedGet(self.locks, lock, self.turns, partial(self._end, lock))
 
+    @property
+    def any_pending(self) -> bool:
+        """Whether this process finds out any version now."""
+        return bool(self._own)
+
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Whether somebody finds out the version at these bytes now."""
         lock = lock_of_place(layout.object_id(key), offset, headers)

@@ -293,6 +293,10 @@ class SingleFlight:
         """Whether any process fetches a block."""
         return self.has(block, headers) or self._fetchers.locks.holder(_lock_of(block, headers)) is not None
 
+    def fetches_for_readers(self) -> bool:
+        """Whether this process fetches a block because a reader has come to it."""
+        return any(fetch.purpose is Purpose.LIVE for fetch in self._fetches.values())
+
     def all_arrived(self, block: Block, headers: Mapping[str, str]) -> bool:
         """Whether the block is being published: its fetch has every byte."""
         fetch = self._fetches.get(fetch_key(block, headers))
