@@ -8,11 +8,9 @@ first, and small ones do not wait for large ones.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import translate
-from functools import lru_cache
+from fnmatch import fnmatchcase
 
 from gateway.objects import MARKERS
 from gateway.policy.slots import Slot
@@ -43,10 +41,5 @@ def _directory(key: str, slot: Slot | None) -> str | None:
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
     """Whether the last part of a key's path is like one of these (`*` and `?` stand for what they do in a shell)."""
-    return _matcher(tuple(patterns))(key.rpartition("/")[2]) is not None
-
-
-@lru_cache(maxsize=256)
-def _matcher(patterns: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
-    """Reads ask, too, so it costs one look."""
-    return re.compile("|".join(map(translate, patterns)) or r"(?!)").match
+    name = key.rpartition("/")[2]
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
