@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
+from gateway.writeback.flushing.manifest_files import FIRST_LOOK
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 
@@ -151,6 +152,28 @@ def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
         await client.ask("PUT", "back/m/x.index.json", index_of("a", "b"))
         await client.ask("PUT", "back/m/a", b"a")
         await client.ask("PUT", "back/m/b", b"b")
+        await client.flush()
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -> None:
+    """6.7 However much of what a manifest names comes behind it: it goes when the others are there."""
+    slots = [replace(SLOTS[0], order="strict")]
+    behind = [f"{n}.safetensors" for n in range(FIRST_LOOK + 1)]
+    manifest = "back/m/x.index.json"
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", manifest, index_of(*behind, "theirs.safetensors"))
+        for name in behind:
+            await client.ask("PUT", f"back/m/{name}", b"mine")
+        async with client.flushing():
+            await eventually(waits(client, manifest))
+            waited_for = f"waits for 1 file of {len(behind) + 1} that it names, such as s3://bucket/back/m/theirs"
+            assert (reason(client, manifest) or "").startswith(waited_for)
+            client.origin.put("bucket", "back/m/theirs.safetensors", b"theirs")
+            await eventually(lambda: is_there(client, manifest))
         await client.flush()
 
     with_client(tmp_path, scenario, slots)
