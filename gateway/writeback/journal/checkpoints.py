@@ -9,7 +9,7 @@ does not count, and is removed in time. What state a checkpoint is in follows fr
 (checkpoints/state.py): nothing here says it a second time.
 
 An acknowledged write of a checkpoint costs a look-up and an insertion, one that is settled an update, and one of no
-checkpoint nothing.
+checkpoint a look-up: other rules may have counted its key before.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ class CheckpointRows:
             self._checkpoint(write.member.checkpoint, write.spec.slot, write.began_at)
 
     def acknowledged(self, write: Write) -> None:
-        """An object is what its key has, a tombstone: nothing is."""
-        if write.member is None:
-            return
-        if write.deleted:
+        """An object is what its key has, a tombstone: nothing is. What other rules had counted before counts no more:
+        it was overwritten, or deleted."""
+        if write.member is None or write.deleted:
             self.removed(write.key)
         else:
             row = (write.id, write.size_bytes, write.began_at, write.acknowledged_at, None)
@@ -61,7 +60,9 @@ class CheckpointRows:
 
     def completed(self, write: Write, at: float) -> None:
         """The same of one that was uploaded in parts."""
-        if write.member is not None:
+        if write.member is None:
+            self.removed(write.key)
+        else:
             self._put(write.key, write.member, write.spec.slot, (0, write.size_bytes, write.began_at, at, at))
 
     def settled(self, write: Write, at: float) -> None:

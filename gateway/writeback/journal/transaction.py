@@ -521,8 +521,8 @@ class JournalTransaction(JournalView):
         """This gateway has changed what the origin has under a key, past what is pending there; `member`: of which
         checkpoint it is."""
         self.record_own_write(key, own)
-        if member is not None and own.known and self.latest(key) is None:
-            if own.etag is None:
+        if own.known and self.latest(key) is None:
+            if own.etag is None or member is None:
                 self._checkpoints.removed(key)
             else:
                 self._checkpoints.written_past(key, member, slot, size_bytes, own.at)

@@ -294,3 +294,25 @@ def test_what_is_said_to_be_durable_is_what_the_origin_has(steps: list[tuple[str
             prepare(copy)
             apply(copy, records(connection))
             assert said_by(copy) == said_by(connection)
+
+
+OTHER_RULES = Slot("slot", Prefix("bucket"), checkpoints=())
+
+
+def test_what_other_rules_had_counted_counts_until_its_key_is_changed(book: Book) -> None:
+    """Nothing is called durable whose key was given something else since, and nothing is shown that was deleted."""
+    names = [f"{RUN}{one}" for one in ("left", "overwritten", "deleted", "past", "completed")]
+    for name in names:
+        book.settle(book.put(name))
+    book.put(names[1], slot=OTHER_RULES)
+    book.put(names[2], slot=OTHER_RULES, deleted=True)
+    book.tx.changed_past(key(names[3]), LastOwnWrite(300.0, '"e"'), "slot", None, 5)
+    opened = with_order(replace(upload("u", key(names[4]), "o"), began_at=250.0), OTHER_RULES)
+    write_id = book.tx.open_upload(opened).id
+    book.tx.put_part("u", part(1, "p"), Moment(260.0))
+    made = replace(opened, parts=(part(1, "p"),), etag='"x-1"', size_bytes=1, touched=Moment(261.0))
+    assert book.tx.complete_at_origin(with_order(made, OTHER_RULES))
+    book.tx.completed(write_id, '"x-1"', Moment(300.0))
+    assert book.objects() == {names[0]: 200.0}
+    book.put(names[0], slot=OTHER_RULES)
+    assert book.checkpoints() == []
