@@ -79,7 +79,7 @@ class WarmUpQueue:
             # In a context of its own: what belongs to the request ends with it.
             task = asyncio.create_task(self._work(), name="warm-up", context=Context())
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task.add_done_callback(self._running.discard)  # where it never began
         return True
 
     async def settle(self) -> None:
@@ -99,13 +99,19 @@ class WarmUpQueue:
         self._known.clear()
 
     async def _work(self) -> None:
-        while self._waiting:
-            version, slot = self._waiting.popleft()
-            self._observer.waiting(-1)
-            try:
-                self._observer.ended(slot.name, await self._fetched(version, slot))
-            finally:
-                self._known.discard(version)
+        try:
+            while self._waiting:
+                version, slot = self._waiting.popleft()
+                self._observer.waiting(-1)
+                try:
+                    self._observer.ended(slot.name, await self._fetched(version, slot))
+                finally:
+                    self._known.discard(version)
+        finally:
+            # In one step with the last look at what waits: what is begun from here on finds that it does not run.
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.discard(task)
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
         """Fetch one object; how that ended."""
