@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.operations.writeback import cache_promotion
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from tests.support.memory_origin.faults import Hold, on
 from tests.support.write_back_gateway import PART_BYTES, Client, with_client
 
 RANKS = 16
@@ -77,11 +79,11 @@ def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path) -> N
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        await client.ask("PUT", "back/latest", b"100")
+        await client.ask("PUT", "back/_SUCCESS", b"100")
         await client.flush()
-        client.origin.put("bucket", "back/latest", b"other")
+        client.origin.put("bucket", "back/_SUCCESS", b"other")
         for _ in range(100):
-            if (await client.ask("GET", "back/latest")).body == b"other":
+            if (await client.ask("GET", "back/_SUCCESS")).body == b"other":
                 return
             await asyncio.sleep(0.1)
         raise AssertionError("it is still the one that was written here")
@@ -103,3 +105,21 @@ def test_3_18_discovery_by_512_ranks_costs_a_constant(tmp_path: Path, slot: Slot
         assert len(client.origin.calls) - asked <= 4
 
     with_client(tmp_path, scenario, [slot])
+
+
+def test_3_18_a_question_that_the_origin_does_not_answer_holds_no_flush_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.18 What the origin has is durable, and called so, whether or not it tells the object's head as well."""
+    monkeypatch.setattr(cache_promotion, "LEARN_SECONDS", 0.05)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/_SUCCESS", b"")
+        answered = asyncio.Event()
+        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/_SUCCESS"), Hold(answered), times=None)
+        await client.flush()
+        answered.set()
+        assert (await client.ask("HEAD", "back/_SUCCESS")).headers["x-forebay-durable"] == "true"
+
+    with_client(tmp_path, scenario, [TTL])

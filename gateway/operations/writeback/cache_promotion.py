@@ -7,6 +7,7 @@ the object's head, so that a restore finds it without a question.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,10 @@ from gateway.writeback.journal.records import Write
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """As most clients ask; what is learned so answers those that ask without it as well."""
+
+LEARN_SECONDS = 1.0
+"""What was flushed is pending until this question is over, whoever waits for that: an origin that is slow to answer it
+is not waited for."""
 
 
 class CachePromoter:
@@ -46,8 +51,9 @@ class CachePromoter:
     async def _learn(self, key: ObjectKey) -> None:
         slot = self._slots.find(key.bucket, key.key)
         if is_remembered(slot, _HEADERS):
-            with suppress(OriginError, S3Error):  # the first reader asks then
-                await self._catalog.current(key, slot, headers=_HEADERS, look=True)
+            with suppress(OriginError, S3Error, TimeoutError):  # the first reader asks then
+                async with asyncio.timeout(LEARN_SECONDS):
+                    await self._catalog.current(key, slot, headers=_HEADERS, look=True)
 
     async def _keep(self, pending: Write, version: ObjectVersion) -> None:
         slot = self._slots.find(pending.key.bucket, pending.key.key).name
