@@ -109,9 +109,8 @@ class WarmUpQueue:
                     self._known.discard(version)
         finally:
             # In one step with the last look at what waits: what is begun from here on finds that it does not run.
-            task = asyncio.current_task()
-            assert task is not None
-            self._running.discard(task)
+            if (task := asyncio.current_task()) is not None:
+                self._running.discard(task)
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
         """Fetch one object; how that ended."""

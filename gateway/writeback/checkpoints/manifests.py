@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,16 @@ NAMES_MAX = 100_000
 OPCODES_MAX = 32_000_000
 """Of a pickle: some ten seconds of a thread's time."""
 
+TOKENS_MAX = 16_000_000
+"""The same of JSON. An index has two for each tensor."""
+
+BYTES_OF_A_STRING = 32
+"""A pickle may have a string in so many bytes, and remember it: those of PyTorch have one in some hundred. Each takes
+more than a hundred bytes of memory."""
+
+_FEW_STRINGS = 1000
+"""Any may have so many."""
+
 _KEY_BYTES_MAX = 1024
 """S3's limit."""
 
@@ -39,6 +49,9 @@ _DIGITS_MAX = 18
 """Of Megatron's number of an iteration."""
 
 _INDEX = ".index.json"
+_WEIGHTS = "weight_map"
+_OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
+_TOO_MANY = f"it names more than {NAMES_MAX} files"
 _DCP = ".metadata"
 _DEEPSPEED = frozenset({"latest", "latest_universal"})
 _MEGATRON = "latest_checkpointed_iteration.txt"
@@ -120,7 +133,7 @@ def _keys(directory: str, own: str, paths: Iterator[str] | list[str]) -> tuple[s
             raise _Strange("it names a path that is too long")
         found[name] = None
         if len(found) > NAMES_MAX:
-            raise _Strange(f"it names more than {NAMES_MAX} files")
+            raise _Strange(_TOO_MANY)
     found.pop(own, None)
     if not found:
         raise _Strange("it names no files")
@@ -144,6 +157,7 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
     its opcode counts.
     """
     memo: dict[int, str] = {}
+    memo_max = _FEW_STRINGS + len(content) // BYTES_OF_A_STRING
     memoized = 0
     top: str | None = None
     has_path = has_storage = False
@@ -154,6 +168,8 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
                 memoized += 1
                 if top is not None:
                     memo[number] = top
+                    if len(memo) > memo_max:
+                        raise _Strange("it has more strings than PyTorch writes")
                 else:
                     memo.pop(number, None)
             continue
@@ -184,15 +200,91 @@ def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
 # Others
 
 
-def _paths_of_index(content: bytes) -> list[str]:
+# Indexes of shards
+
+_TOKEN = re.compile(rb'[\s,:]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|([{}\[\]])|[^\s,:{}\[\]"]++)', re.DOTALL)
+"""Of JSON: a string, a bracket, or anything else. A byte is looked at once, whatever comes before or behind it."""
+
+
+def _paths_of_index(content: bytes) -> Iterator[str]:
+    """The values of `weight_map` in the outermost object, each once; of the last one, as every parser has it.
+
+    Of what else there is only brackets and strings count. A parser would make objects of all of it, many times as
+    large, and let nothing else run meanwhile.
+    """
+    tokens = _tokens(content)
+    if next(tokens, None) != b"{":
+        raise _Strange("it is no JSON object")
+    weights: Iterable[bytes] | None = None
+    for name in _until_closed(tokens):
+        value = next(tokens, b"")
+        if _text(name) == _WEIGHTS:
+            if value != b"{":
+                raise _Strange("it has no weight_map of names")
+            weights = _values(tokens)
+        else:
+            _skip(tokens, value)
+    if next(tokens, None) is not None:
+        raise _Strange("it is no JSON: something follows the object")
+    if weights is None:
+        raise _Strange("it has no weight_map of names")
+    yield from map(_text, weights)
+
+
+def _tokens(content: bytes) -> Iterator[bytes]:
+    at, text = 0, content.rstrip()
+    for _ in range(TOKENS_MAX):
+        if at >= len(text):
+            return
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _Strange(f"it is no JSON: at {at}")
+        yield match[1] or match[2] or b"-"
+        at = match.end()
+    raise _Strange("it has too many tokens")
+
+
+def _until_closed(tokens: Iterator[bytes]) -> Iterator[bytes]:
+    """The names of an object's values; who iterates takes the values."""
+    for token in tokens:
+        if token == b"}":
+            return
+        yield token
+    raise _Strange("it is no JSON: it is cut off")
+
+
+def _values(tokens: Iterator[bytes]) -> Iterable[bytes]:
+    """Of an object of strings, each once."""
+    found: dict[bytes, None] = {}
+    for _ in _until_closed(tokens):
+        found[next(tokens, b"")] = None
+        if len(found) > NAMES_MAX:
+            raise _Strange(_TOO_MANY)
+    return found
+
+
+def _skip(tokens: Iterator[bytes], first: bytes) -> None:
+    """A whole value, of which `first` was taken."""
+    depth, token = 0, first
+    while True:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth < 0:
+            raise _Strange("it is no JSON: a bracket closes nothing")
+        if depth == 0:
+            return
+        if (following := next(tokens, None)) is None:
+            raise _Strange("it is no JSON: it is cut off")
+        token = following
+
+
+def _text(token: bytes) -> str:
+    """What a string says. Nothing else is a name."""
+    if not token.startswith(b'"'):
+        raise _Strange("it has no weight_map of names")
     try:
-        document: Any = orjson.loads(content)
+        return str(orjson.loads(token))
     except orjson.JSONDecodeError as error:
         raise _Strange(f"it is no JSON: {error}"[:200]) from error
-    weights = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(one, str) for one in weights.values()):
-        raise _Strange("it has no weight_map of names")
-    return list(dict.fromkeys(weights.values()))
 
 
 def _line(content: bytes) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -53,6 +54,9 @@ AWAITED_PAUSE_SECONDS = 1.0
 
 SMALL_BYTES = 8 * 1024
 """So much is understood at once, in a millisecond; more on a thread."""
+
+LONG_BYTES = 1024**2
+"""Of what is longer one is read at a time."""
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
@@ -202,6 +206,7 @@ class ManifestFiles:
     def __init__(self) -> None:
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._waived: set[int] = set()
+        self._reading = asyncio.Lock()
 
     async def look(
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
@@ -227,6 +232,11 @@ class ManifestFiles:
         return found
 
     async def _read(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
+        # One of the long at a time: of each, all bytes are in memory, and some times as many while it is understood.
+        async with self._reading if write.size_bytes > LONG_BYTES else nullcontext():
+            return await self._learned(write, requests, observer)
+
+    async def _learned(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
         content = await requests.content(write, CONTENT_BYTES_MAX)
         if content is None:
             named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")

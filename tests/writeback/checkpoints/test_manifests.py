@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,63 @@ def test_hostile_pickles_are_not_understood(kind: str, monkeypatch: pytest.Monke
     began = time.process_time()
     assert isinstance(named(".metadata", content), NotUnderstood)
     assert time.process_time() - began < 2.0
+
+
+MEMORY_HUNGRY = {
+    "remembered": (".metadata", b"\x80\x04\x8c\x01a" + b"\x94" * 300_000 + b"."),
+    "short-strings": (".metadata", b"\x80\x04" + b"\x8c\x02xy\x94" * 60_000 + b"."),
+    "empty-lists": ("m.index.json", b'{"a": [' + b"[]," * 100_000 + b'[]], "weight_map": {"a": "b"}}'),
+    "nested": ("m.index.json", b'{"a": ' + b"[" * 150_000 + b"]" * 150_000 + b"}"),
+    "tensors": ("m.index.json", b'{"weight_map": {' + b'"a": "b",' * 30_000 + b'"c": "b"}}'),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY_HUNGRY)
+def test_memory_is_bounded_by_the_length(kind: str) -> None:
+    """Whatever the bytes are: a few times their length."""
+    name, content = MEMORY_HUNGRY[kind]
+    tracemalloc.start()
+    try:
+        named(name, content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"weight_map": {"a": "b"}',
+        b'{"weight_map": {"a": "b"}} {}',
+        b'{"weight_map": {"a": ["b"]}}',
+        b'{"weight_map": {"a": "b"}, "weight_map": []}',
+        b'{"weight_map": {"a": "\\ud800"}}',
+        b'{"weight_map": {"a": "b}}',
+        b'{"x": {"weight_map": {"a": "b"}}}',
+        b'{"x": ]}',
+    ],
+)
+def test_an_index_that_is_none_is_not_understood(content: bytes) -> None:
+    """Cut off, continued, of other values, or with the names somewhere else."""
+    assert isinstance(named("m.index.json", content), NotUnderstood)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),
+        lambda of: st.lists(of) | st.dictionaries(st.text(), of),
+    ),
+    st.booleans(),
+)
+def test_what_else_an_index_says_does_not_matter(other: Any, is_before: bool) -> None:
+    """Before or behind the names, whatever it is, in any writing of JSON."""
+    weights = {"w": 'a"b\u00e9', "v": "c"}
+    document = {"metadata": other, "weight_map": weights} if is_before else {"weight_map": weights, "metadata": other}
+    for content in (json.dumps(document), json.dumps(document, ensure_ascii=False, indent=1)):
+        assert keys("m.index.json", content.encode()) == ['a"b\u00e9', "c"]
 
 
 def test_too_much_is_not_understood(monkeypatch: pytest.MonkeyPatch) -> None:

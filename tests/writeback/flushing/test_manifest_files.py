@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
+from gateway.clock import SystemClock
+from gateway.errors import OriginUnreachable
+from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
-from gateway.writeback.flushing.manifest_files import FIRST_LOOK, FOUND_AGAIN_SECONDS, Presence
+from gateway.writeback.flushing.manifest_files import (
+    FIRST_LOOK,
+    FOUND_AGAIN_SECONDS,
+    LONG_BYTES,
+    ManifestFiles,
+    Presence,
+)
+from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Write
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.memory_origin.origin import MemoryOrigin
+from tests.support.writeback import key, pending
 
 COUNT = 10 * FIRST_LOOK
 NAMES = tuple(f"step/{number:03}" for number in range(COUNT))
@@ -95,3 +110,81 @@ def test_an_answer_that_says_nothing_is_none() -> None:
     assert isinstance(world.look()[0], Lost)
     assert (denied.times, away.times) == (0, 0)
     assert world.look() == (LookedFor(0, COUNT), 1)
+
+
+# Reading them
+
+
+class AwayOrigin:
+    """Answers nothing."""
+
+    async def send(self, *_: Any) -> Any:
+        raise OriginUnreachable("it is away")
+
+
+class CountedRequests:
+    """Says how many manifests are in memory at once."""
+
+    def __init__(self) -> None:
+        self.origin = AwayOrigin()
+        self.threads = None
+        self.reads = self.at_once = self.most = 0
+
+    async def content(self, write: Write, _: int) -> bytes:
+        self.reads += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        return json.dumps({"weight_map": {"w": f"{write.id}.safetensors"}}).encode()
+
+
+class NothingPending:
+    """A journal in which nothing else is."""
+
+    @property
+    def pending_keys(self) -> NothingPending:
+        return self
+
+    def may_be(self, _: ObjectKey) -> bool:
+        return False
+
+    def read(self, look: Callable[[Any], Any]) -> Any:
+        return look(self)
+
+    def latest(self, _: ObjectKey) -> None:
+        """Nothing is pending under any key."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def not_understood(self, write: Write, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def awaits_files(self, write: Write, reason: str) -> None:
+        """As it should be."""
+
+
+def manifest(number: int, size_bytes: int) -> Write:
+    return replace(pending(key(f"{number}/m.index.json"), f"file{number}"), id=number, size_bytes=size_bytes)
+
+
+async def look(files: ManifestFiles, requests: CountedRequests, write: Write) -> Any:
+    journal = cast(Journal, NothingPending())
+    return await files.look(write, cast(Requests, requests), journal, SystemClock(), Silent())
+
+
+def test_of_long_manifests_one_is_in_memory_at_a_time() -> None:
+    """However many are due; short ones do not wait for them."""
+
+    async def scenario() -> tuple[int, int]:
+        files, long, short = ManifestFiles(), CountedRequests(), CountedRequests()
+        found = await asyncio.gather(
+            *(look(files, long, manifest(number, LONG_BYTES + 1)) for number in range(10)),
+            *(look(files, short, manifest(number, LONG_BYTES)) for number in range(10, 20)),
+        )
+        assert all(isinstance(one, Lost) for one in found)
+        return long.most, short.most
+
+    assert asyncio.run(scenario()) == (1, 10)
