@@ -11,6 +11,7 @@ from gateway.immutable import immutable
 
 MARKERS = (
     ".metadata",
+    ".metadata.tmp",  # PyTorch renames it: what is here still is copied here, and waits for other nodes' files here
     "*.index.json",
     "latest*",
     "_SUCCESS",

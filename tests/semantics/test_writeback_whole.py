@@ -12,7 +12,7 @@ import pytest
 
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
-from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 
 RECORDED = Path(__file__).parents[1] / "writeback" / "checkpoints" / "recorded"
@@ -111,6 +111,34 @@ def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) -> Non
             await eventually(lambda: is_there(client, MANIFEST) and is_there(client, other))
             await deleting
         await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_7_a_rename_waits_for_no_other_node_while_this_one_flushes(tmp_path: Path) -> None:
+    """6.7 `.metadata.tmp` comes last, too: it is here when it is copied, and the copy is acknowledged at once."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        large = asyncio.Event()
+        client.origin.inject(on(Operation.PUT_OBJECT, key=MINE), held := Hold(large, asyncio.Event()))
+        await client.ask("PUT", MINE, b"mine")
+        await client.ask("PUT", f"{MANIFEST}.tmp", TWO_RANKS)
+        await client.ask("PUT", "back/small", b"small")
+        async with client.flushing():
+            assert held.reached is not None
+            await held.reached.wait()
+            await eventually(lambda: client.pending("back/small") is None)
+            copied = {"x-amz-copy-source": f"/bucket/{MANIFEST}.tmp"}
+            answer = await client.ask("PUT", MANIFEST, headers=copied)
+            assert answer.headers["x-forebay-cache"] == "absorbed"
+            await client.ask("DELETE", f"{MANIFEST}.tmp", status=204)
+            large.set()
+            await eventually(waits(client, MANIFEST))
+            client.origin.put("bucket", THEIRS, b"theirs")
+            await eventually(lambda: is_there(client, MANIFEST))
+        await client.flush()
+        assert client.origin.count(Operation.PUT_OBJECT, key=f"{MANIFEST}.tmp") == 0
 
     with_client(tmp_path, scenario)
 

@@ -66,6 +66,7 @@ def order() -> Iterator[Order]:
     ("name", "expected"),
     [
         ("ckpt/.metadata", True),
+        ("ckpt/.metadata.tmp", True),
         ("model.safetensors.index.json", True),
         ("ckpt/latest", True),
         ("latest_checkpointed_iteration.txt", True),
