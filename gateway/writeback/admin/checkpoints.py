@@ -38,6 +38,7 @@ class CheckpointsReport:
         self._queries = queries
         self._clock = clock
         self._rates = FlushRates()
+        self._see_again_at = 0.0
 
     async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
         """Those under a prefix; in the order of bucket and prefix. ValueError for a state or a token that is none."""
@@ -67,8 +68,14 @@ class CheckpointsReport:
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def _see(self) -> None:
+        """Look at how far all are; where they are many, not for each page: others wait for the thread, too."""
+        began = self._clock.monotonic()
+        if began < self._see_again_at:
+            return
         unfinished = await self._queries.unfinished(self._clock.now())
-        self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._see_again_at = now + _SHARE * (now - began)
+        self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, now)
 
     def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
         """Times in seconds since 1970; null is what is not known, or is not."""

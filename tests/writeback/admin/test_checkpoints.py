@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import pytest
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
-from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
+from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES, CheckpointsReport
 from gateway.writeback.admin.writeback_admin import NoWriteback
 from gateway.writeback.checkpoints.state import STALLED_SECONDS
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.order import with_order
 from tests.support.flushing import HEADERS, PART_BYTES
+from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.writeback import key
 from tests.support.writeback_admin import AdminHarness
@@ -282,3 +284,36 @@ def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
 def test_without_a_buffer_there_are_none() -> None:
     """And nobody is refused."""
     assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])) == {"checkpoints": [], "next": None}
+
+
+class SlowQueries(CheckpointQueries):
+    """Of very many checkpoints, at which a look takes four seconds."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.looks = 0
+
+    async def unfinished(self, now: float) -> Sequence[CheckpointRow]:
+        self.looks += 1
+        await self._clock.advance(4.0)
+        return []
+
+    async def page(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
+        return [], None
+
+
+def test_pages_do_not_look_at_all_checkpoints_each() -> None:
+    """Where that takes long it is done a fiftieth of the time at most, however many pages are read."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        queries = SlowQueries(clock)
+        report = CheckpointsReport(queries, clock)
+        for _ in range(100):
+            await report.page(EVERYTHING, "", 100, ())
+        assert queries.looks == 1
+        await clock.advance(200.0)
+        await report.page(EVERYTHING, "", 100, ())
+        assert queries.looks == 2
+
+    asyncio.run(scenario())
