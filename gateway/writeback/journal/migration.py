@@ -48,6 +48,9 @@ from gateway.writeback.pending_key_filter import hash_slot_of
 
 VERSION = 1
 
+_ROWS_AT_ONCE = 1000
+"""Of what is pending so many are in memory."""
+
 _TABLES = """
 CREATE TABLE files (
   name TEXT PRIMARY KEY, slot TEXT NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
@@ -146,17 +149,21 @@ def migrate(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection],
 
 def find_checkpoints(connection: sqlite3.Connection) -> None:
     """Within a transaction: have what is pending in a journal of before belong to its checkpoints."""
-    rows = CheckpointRows(connection)
-    found = connection.execute("SELECT id, record FROM writes WHERE pending = 1 ORDER BY sequence")
-    for write_id, record in found.fetchall():
-        with suppress(BufferDamaged):  # it is found damaged by who looks at it
-            write = codec.unpack_write(write_id, record)
-            member = member_of(write.key)
-            if member is not None:
-                write = replace(write, member=member)
-                packed = codec.pack_write(write)
-                connection.execute("UPDATE writes SET record = ? WHERE id = ?", (packed, write_id))
-                rows.acknowledged(write)
+    rows, last = CheckpointRows(connection), -1
+    query = "SELECT sequence, id, record FROM writes WHERE pending = 1 AND sequence > ? ORDER BY sequence LIMIT ?"
+    while found := connection.execute(query, (last, _ROWS_AT_ONCE)).fetchall():
+        for sequence, write_id, record in found:
+            last = sequence
+            with suppress(BufferDamaged):  # it is found damaged by who looks at it
+                _find_checkpoint(connection, rows, codec.unpack_write(write_id, record))
+
+
+def _find_checkpoint(connection: sqlite3.Connection, rows: CheckpointRows, write: Write) -> None:
+    member = member_of(write.key)
+    if member is not None:
+        write = replace(write, member=member)
+        connection.execute("UPDATE writes SET record = ? WHERE id = ?", (codec.pack_write(write), write.id))
+        rows.acknowledged(write)
 
 
 class _Migration:

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     """A journal of version 2 with two objects of a checkpoint, one of none, a tombstone, an upload, a damaged row."""
     with closing(connect(str(tmp_path / "journal"))) as connection:
         connection.execute("BEGIN")
-        create(connection, 2)
+        create(connection)
         # No write names a checkpoint, as none did in version 2.
         tx = JournalTransaction(connection, PlainPresence())
         for name in (SHARD, MARKER, "other", "run/step-6/damaged"):
@@ -34,6 +34,9 @@ def path(tmp_path: Path) -> Path:
         tx.acknowledge(pending(key("run/step-7/gone"), deleted=True))
         tx.open_upload(upload("u", key("run/step-5/open")))
         connection.execute("UPDATE writes SET record = x'00' WHERE key = ?", (b"run/step-6/damaged",))
+        for table in ("checkpoints", "checkpoint_objects"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 2")
         connection.execute("COMMIT")
     return tmp_path / "journal"
 
@@ -56,8 +59,12 @@ def test_each_version_is_known_by_its_tables(path: Path) -> None:
         assert not has_our_tables(connection)
 
 
-def test_what_is_pending_belongs_to_its_checkpoint(path: Path) -> None:
-    """By the known layouts; settled later, it is durable. A damaged row is as damaged as before."""
+@pytest.mark.parametrize("rows_at_once", [1, 2, 1000])
+def test_what_is_pending_belongs_to_its_checkpoint(
+    path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the known layouts, however much it is; settled later, it is durable. A damaged row is as damaged as before."""
+    monkeypatch.setattr(migration, "_ROWS_AT_ONCE", rows_at_once)
     with closing(opened(path)) as connection:
         prepare(connection)
         tx = JournalTransaction(connection, PlainPresence())
