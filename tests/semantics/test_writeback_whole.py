@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
+from gateway.writeback.flushing import manifest_files
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
@@ -205,6 +206,30 @@ def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -
         await client.flush()
 
     with_client(tmp_path, scenario, slots)
+
+
+def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6.7 All that a manifest names is there when it goes, and not only was there once."""
+    monkeypatch.setattr(manifest_files, "FOUND_AGAIN_SECONDS", 0.0)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", MINE, b"of others, too")
+        await client.ask("PUT", MANIFEST, TWO_RANKS)
+        async with client.flushing():
+            await eventually(waits(client, MANIFEST))
+            assert THEIRS in (reason(client, MANIFEST) or "")
+            del client.origin.buckets["bucket"].objects[MINE]
+            client.origin.put("bucket", THEIRS, b"theirs")
+            await eventually(lambda: MINE in (reason(client, MANIFEST) or ""))
+            assert not is_there(client, MANIFEST)
+            client.origin.put("bucket", MINE, b"again")
+            await eventually(lambda: is_there(client, MANIFEST))
+        await client.flush()
+
+    with_client(tmp_path, scenario)
 
 
 def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:

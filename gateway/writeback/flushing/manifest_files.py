@@ -38,8 +38,8 @@ PARALLEL = 16
 FIRST_LOOK = 16
 """Of what was missing so many are asked about first: while they all are, nothing else is."""
 
-FOUND_AGAIN_SECONDS = 600.0
-"""What was found longer ago than this is looked for again."""
+FOUND_AGAIN_SECONDS = 10.0
+"""What was found longer ago than this is looked for again, once, when all else is there."""
 
 REMEMBERED_NAMES_MAX = 400_000
 """Of all manifests that wait: with more, the one that was looked at longest ago is read again."""
@@ -84,6 +84,7 @@ class Presence:
         is_first: bool,
     ) -> LookedFor | Refused | Lost:
         """`ignored` says of a key whether nobody has to wait for it. The first time all others are asked about."""
+        began = clock.monotonic()
         while True:
             are_ignored = await in_steps(each(ignored, list(self._missing)))
             asked = [one for one, is_ignored in zip(self._missing, are_ignored, strict=True) if not is_ignored]
@@ -93,14 +94,14 @@ class Presence:
             if failure is not None:
                 return failure
             left = [one for one in asked if one in self._missing]
-            if left or not self._doubt_old(clock.monotonic()):
+            if left or not self._doubt_old(began):
                 break
         example = str(ObjectKey(self._bucket, left[0])) if left else ""
         return LookedFor(len(left), self.names_count, example)
 
-    def _doubt_old(self, now: float) -> bool:
-        """What was found long ago may be gone since; whether there is any."""
-        old = [one for one, at in self._found.items() if now - at > FOUND_AGAIN_SECONDS]
+    def _doubt_old(self, began: float) -> bool:
+        """What was found long before this look began may be gone since; whether there is any."""
+        old = [one for one, at in self._found.items() if began - at > FOUND_AGAIN_SECONDS]
         for one in old:
             del self._found[one]
             self._missing[one] = None

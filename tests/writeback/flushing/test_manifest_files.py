@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from gateway.clock import SystemClock
 from gateway.errors import OriginUnreachable
 from gateway.objects import ObjectKey
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import (
     FIRST_LOOK,
@@ -81,6 +83,23 @@ def test_what_was_found_long_ago_is_asked_for_again_when_all_is_there() -> None:
     world.put(NAMES[-1:])
     world.origin.buckets["bucket"].remove(NAMES[0])
     assert world.look()[0] == LookedFor(1, COUNT, f"s3://bucket/{NAMES[0]}")
+
+
+def test_what_was_found_is_asked_for_again_once_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: the look comes to its end."""
+    world = World(NamedFiles(NAMES))
+    world.put(NAMES[:-1])
+    world.look(is_first=True)
+    asyncio.run(world.clock.advance(30.0))
+    world.put(NAMES[-1:])
+    send = world.origin.send
+
+    async def send_slowly(request: OriginRequest) -> OriginResponse:
+        await world.clock.advance(FOUND_AGAIN_SECONDS)
+        return await send(request)
+
+    monkeypatch.setattr(world.origin, "send", send_slowly)
+    assert world.look() == (LookedFor(0, COUNT), COUNT)
 
 
 def test_what_nobody_waits_for_is_not_asked_for() -> None:
