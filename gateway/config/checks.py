@@ -307,10 +307,10 @@ def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
         if "authorization_ttl_seconds" in slot.model_fields_set:
             ttl = slot.authorization_ttl_seconds
             yield ConfigError(f"{key}.authorization_ttl", ttl, 'only with authorization = "origin"')
-    elif slot.write == "back":
+    elif slot.is_buffered:
         allowed = (
-            'gateway with write = "back"; origin needs write = "through": the origin is to judge each write, and what '
-            "is acknowledged here is flushed with the gateway's own rights"
+            f'gateway with write = "{slot.write}"; origin needs write = "through": the origin is to judge each write, '
+            "and what is acknowledged here is flushed with the gateway's own rights"
         )
         yield ConfigError(f"{key}.authorization", slot.authorization, allowed)
 
@@ -330,12 +330,14 @@ def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
 
 
 def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator[ConfigError]:
-    if slot.write != "back":
+    if not slot.is_buffered:
         return
+    if slot.flush != "all" and slot.order == "strict":
+        yield ConfigError(f"{key}.flush", slot.flush, "all with order = strict, which leaves out nothing")
     if not persistent:
         allowed = (
-            "through; back needs cache.persistent = true, by which you say that cache.directory outlives the pod and "
-            "the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
+            f"through; {slot.write} needs cache.persistent = true, by which you say that cache.directory outlives the "
+            "pod and the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
         )
         yield ConfigError(f"{key}.write", slot.write, allowed)
     if slot.mode == "read-only":
@@ -388,9 +390,7 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(f"slots[{i}].index_refresh", refresh, allowed)
 
 
-_SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "keep_last": None,
-}
+_SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {}
 """Slot keys that this version checks and does not act on -> the value that says what it does anyway."""
 
 

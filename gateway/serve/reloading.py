@@ -238,7 +238,7 @@ class Reloader:
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:
         """The first slot that writes back: nobody has the buffer open."""
-        if any(slot.write == "back" for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
+        if any(slot.is_buffered for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
             return
         problem = recover_buffer(settings)
         if problem is not None:

@@ -169,6 +169,11 @@ class IndexTransaction:
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
+    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
+        """The ids of the blocks of all versions of an object."""
+        rows = layout.items(self._transaction, self._tables.blocks, object_id)
+        return [key[len(object_id) :] + key[: len(object_id)] for key, _ in rows]
+
     def has_block(self, block_id: bytes) -> bool:
         row = self._block_row(block_id)
         return row is not None and self._is_live(row[:FILE_KEY_BYTES])
