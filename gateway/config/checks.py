@@ -390,22 +390,12 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(f"slots[{i}].index_refresh", refresh, allowed)
 
 
-_SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {}
-"""Slot keys that this version checks and does not act on -> the value that says what it does anyway."""
-
-
 def not_in_force(settings: Settings) -> list[str]:
     """One loud warning per key that is set and does nothing, in this version or without another one, or that nobody can
     promise to keep."""
     origin = settings.origin
     link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
     is_link_known = any(one is not None for one in link)
-    keys = [
-        f"slots[{i}].{type(slot).model_fields[name].alias or name}"
-        for i, slot in enumerate(settings.slots)
-        for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
-        if name in slot.model_fields_set and getattr(slot, name) != harmless
-    ]
     unchecked = [
         f"slots[{i}].{direction}_guarantee"
         for direction, of_link in zip(("read", "write"), link, strict=True)
@@ -413,7 +403,6 @@ def not_in_force(settings: Settings) -> list[str]:
         if of_link == "auto" and getattr(slot, f"{direction}_guarantee_bytes_per_second") is not None
     ]
     return [
-        *(f"{key} is not in force in this version" for key in keys),
         *(
             f"{key} goes first, but nobody can say before whether the link bears all guarantees together: what it "
             "bears is found out"
