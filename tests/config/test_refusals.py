@@ -244,7 +244,7 @@ def test_settings_that_are_in_force_are_not_warned_of(tmp_path: Path) -> None:
             ],
         }
     )
-    assert load(tmp_path, text).warnings == []
+    assert load(tmp_path, text).warnings == ()
 
 
 def test_what_is_not_to_be_sent_is_said_where_it_may_be(tmp_path: Path) -> None:

@@ -604,6 +604,9 @@ def _check_writes(written_bytes: int, capacity: Capacity) -> None:
 PINS_MAX = 1000
 """Of those that somebody asks for."""
 
+KEPT_FROM = 2**31
+"""Their numbers have this bit: what they have left is the first to leave."""
+
 KEPT_MAX = 1000
 """Of those that `keep_last` of slots asks for."""
 
@@ -743,7 +746,7 @@ class Pins:
                 elif len(kept) >= KEPT_MAX:
                     refused[prefix] = f"{KEPT_MAX} checkpoints are kept"
                 else:
-                    found[prefix] = numbers[prefix] = number
+                    found[prefix] = numbers[prefix] = KEPT_FROM | number
                     kept, number = kept | {prefix}, number + 1
             followed = PinList(numbers, number, kept)
             if followed != known:
@@ -794,7 +797,11 @@ class Pins:
         with self._index.writing() as transaction:
             found = transaction.queued(slot, Queue.PINNED, after, FILES_PER_STEP)
             for _, file in found:
-                if not transaction.has_pin(file.pin):
+                if transaction.has_pin(file.pin):
+                    continue
+                if file.pin >= KEPT_FROM:
+                    transaction.let_go_first(file)
+                else:
                     transaction.hold(file, 0)
             return found[-1][0] if found else None
 

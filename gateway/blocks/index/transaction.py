@@ -17,7 +17,7 @@ from itertools import islice
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.index.policies import POLICIES, Queue, SlotAccount
+from gateway.blocks.index.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
 from gateway.blocks.layout import (
     FILE_KEY_BYTES,
     BlockRecord,
@@ -435,6 +435,10 @@ class IndexTransaction:
         queue = Queue.PINNED if pin else Queue.MAIN
         used_at = self.account(file.slot).position
         self.change(replace(file, queue=queue, pin=pin, sequence=self.next_sequence(), used_at=used_at))
+
+    def let_go_first(self, file: FileRecord) -> None:
+        """Let go of a file that was under a pin: it is the first to leave its slot, unless it is used before that."""
+        self.change(replace(file, queue=Queue.MAIN, pin=0, sequence=FIRST_TO_LEAVE, frequency=0, used_at=0))
 
     # Files on their way in and out.
 
