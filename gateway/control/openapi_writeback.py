@@ -158,6 +158,7 @@ _PROGRESS = {
         "awaiting_files": {"type": "integer", "description": "manifests whose files are not all at the origin"},
         "files_missing": {"type": "integer", "description": "of these"},
         "through": {"type": "integer", "description": "what was acknowledged later does not count"},
+        "local_objects": _LOCAL["local_objects"],
         **_SUMS,
         "bytes_sent": {"type": "integer"},
         "stuck": {"type": "integer", "description": "conflicts, damaged objects, and what waits behind these"},

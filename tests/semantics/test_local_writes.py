@@ -1,4 +1,4 @@
-"""What is acknowledged and never sent: clauses 11.6 to 11.9 of docs/semantics.md."""
+"""What is acknowledged and never sent: clauses 11.4 to 11.6 of docs/semantics.md."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def stored(client: Client) -> set[str]:
     return {name.removeprefix("back/") for name in client.origin.buckets["bucket"].objects if name.startswith("back/")}
 
 
-def test_11_6_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
-    """11.6 The origin hears nothing of it, is it there or not; it is read, listed, copied, overwritten, and deleted."""
+def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
+    """11.4 The origin hears nothing of it, is it there or not; it is read, listed, copied, overwritten, and deleted."""
 
     async def scenario(client: Client) -> None:
         fault = client.origin.inject(on(), Answer(503, "SlowDown"), times=None)
@@ -95,8 +95,8 @@ def test_11_6_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path
     with_client(tmp_path, scenario, slots=SCRATCH)
 
 
-def test_11_6_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: Path) -> None:
-    """11.6 501, and nothing is acknowledged or sent."""
+def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: Path) -> None:
+    """11.4 501, and nothing is acknowledged or sent."""
 
     async def scenario(client: Client) -> None:
         await client.ask("PUT", "back/a", b"x", {"if-none-match": "*"}, status=501)
@@ -108,8 +108,8 @@ def test_11_6_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: P
     with_client(tmp_path, scenario, slots=SCRATCH)
 
 
-def test_11_6_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path: Path) -> None:
-    """11.6 A deletion reaches the bucket, too: nothing comes to light again."""
+def test_11_4_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path: Path) -> None:
+    """11.4 A deletion reaches the bucket, too: nothing comes to light again."""
 
     async def scenario(client: Client) -> None:
         client.origin.put("bucket", "back/old", b"of the bucket")
@@ -121,8 +121,8 @@ def test_11_6_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path:
     with_client(tmp_path, scenario, slots=SCRATCH)
 
 
-def test_11_7_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tmp_path: Path) -> None:
-    """11.7 Never before; it stays readable, is told, and does not count as on its way."""
+def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tmp_path: Path) -> None:
+    """11.5 Never before; it stays readable, is told, and does not count as on its way."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -152,8 +152,8 @@ def test_11_7_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
     with_client(tmp_path, scenario, slots=LATEST)
 
 
-def test_11_7_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
-    """11.7 As they were begun; objects of no checkpoint always are."""
+def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
+    """11.5 As they were begun; objects of no checkpoint always are."""
     slot = replace(SLOTS[0], flush="every-2nd")
 
     async def scenario(client: Client) -> None:
@@ -185,8 +185,8 @@ def test_11_7_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
     with_client(tmp_path, scenario, slots=[slot])
 
 
-def test_11_7_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
-    """11.7 By a request that only the origin can answer, as by `forebay flush`."""
+def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
+    """11.5 By a request that only the origin can answer, as by `forebay flush`."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -205,8 +205,8 @@ def test_11_7_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
     with_client(tmp_path, scenario, slots=LATEST)
 
 
-def test_11_8_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
-    """11.8 After `scratch_expiry`, counted from the last object of a checkpoint."""
+def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
+    """11.6 After `scratch_expiry`, counted from the last object of a checkpoint."""
     slot = replace(SCRATCH[0], local_expiry_seconds=600.0)
 
     async def scenario(client: Client) -> None:
@@ -230,8 +230,8 @@ def test_11_8_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_pat
     with_client(tmp_path, scenario, slots=[slot], clock=Later())
 
 
-def test_11_8_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
-    """11.8 The oldest first; what came in the last minute stays, and a write for which there is no room is refused."""
+def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
+    """11.6 The oldest first; what came in the last minute stays, and a write for which there is no room is refused."""
     slot = replace(SCRATCH[0], buffer_bytes=3000)
 
     async def scenario(client: Client) -> None:
