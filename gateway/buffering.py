@@ -126,6 +126,7 @@ class Flushing:
 
     def follow_slots(self) -> None:
         """They were changed. What is pending in one that is gone goes to the origin as before."""
+        self._rules.clear()
         for slot in self._slots:
             self._orders[slot.name] = order_of(slot)
             self._rules[slot.name] = keep_rules_of(slot)

@@ -264,6 +264,12 @@ class SlotExposure(Protocol):
     @property
     def oldest_seconds(self) -> float: ...
 
+    @property
+    def local_bytes(self) -> int: ...
+
+    @property
+    def local_objects(self) -> int: ...
+
 
 class WritebackMetrics:
     """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,

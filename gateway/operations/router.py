@@ -326,7 +326,7 @@ async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) ->
     try:
         if context.request.method in READ_METHODS and wait.is_needed(bucket, prefix or ""):
             await judge_wait_for_all(context)
-        await wait.for_prefix(bucket, prefix or "")
+        await wait.for_prefix(bucket, prefix or "", past_local=context.request.method not in ("DELETE", "POST"))
     except S3Error:
         await judge_wait_for_all(context)  # its refusal counts before this
         raise

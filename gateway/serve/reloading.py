@@ -272,6 +272,11 @@ def _refuse_unflushed(running: Settings, settings: Settings) -> None:
         ) from error
     for slot in gone:
         usage = usage_of.get(slot.name)
+        if usage is not None and usage.local_objects:
+            raise ChangeRefused(
+                f"the slot {slot.name!r} has {usage.local_objects} objects and {usage.local_bytes} bytes that are kept "
+                "here only, and not to be sent: delete them, or wait until they expire, then remove it"
+            )
         if usage is not None and (usage.objects or usage.staged_bytes):
             raise ChangeRefused(
                 f"the slot {slot.name!r} has {usage.objects} objects and {usage.staged_bytes} bytes that the "

@@ -205,6 +205,45 @@ def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
     with_client(tmp_path, scenario, slots=LATEST)
 
 
+def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> None:
+    """11.5 The newer one was deleted: the one before it is the newest again."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        held = on(Operation.PUT_OBJECT, key="back/run/step-1/__0_0.distcp")
+        fault = client.origin.inject(held, Answer(403, "AccessDenied"), times=None)
+        async with keeper_of(client, LATEST[0]) as keeper:
+            await save(client, 1, ranks=1)
+            await save(client, 2, ranks=1)
+            async with client.flushing():
+                await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
+            await keeper.look()
+            assert (await shown(client))["back/run/step-1/"]["state"] == "local"
+            fault.times = 0
+            for name in ("__0_0.distcp", ".metadata"):
+                await client.ask("DELETE", f"back/run/step-2/{name}", status=204)
+            await keeper.look()
+            async with client.flushing():
+                await eventually(lambda: client.pending("back/run/step-1/.metadata") is None)
+        assert {name: one["state"] for name, one in (await shown(client)).items()} == {"back/run/step-1/": "durable"}
+
+    with_client(tmp_path, scenario, slots=LATEST)
+
+
+def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path) -> None:
+    """11.4 Of checkpoints and others; whatever is said of the slot from now on holds for what it has."""
+
+    async def scenario(client: Client) -> None:
+        await client.ask("PUT", "back/run/step-1/a.pt", b"x")
+        await client.ask("PUT", "back/other", b"y")
+        async with keeper_of(client, SLOTS[0]) as keeper:
+            await keeper.look()
+        states = [client.pending(name).state for name in ("back/run/step-1/a.pt", "back/other")]  # type: ignore[union-attr]
+        assert states == [State.COMMITTED] * 2
+
+    with_client(tmp_path, scenario, slots=SCRATCH)
+
+
 def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
     """11.6 After `scratch_expiry`, counted from the last object of a checkpoint."""
     slot = replace(SCRATCH[0], local_expiry_seconds=600.0)

@@ -65,13 +65,19 @@ class FlushWait:
         stop = prefix_end(start) if start else END
         return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
 
-    async def for_prefix(self, bucket: str, prefix: str = "") -> None:
-        """Of all that is pending in a bucket under a prefix."""
+    async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
+        """Of all that is pending in a bucket under a prefix, but for what is not to be sent; without `past_local`,
+        where there is such: S3Error NotImplemented."""
         newest = self._buffer.look(lambda tx: tx.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
         while found := self._buffer.look(lambda tx: tx.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
             for one in found:
+                if one.state is State.LOCAL and not past_local:
+                    raise s3_error(
+                        "NotImplemented",
+                        "The bucket has objects that are kept on this node only, not to be sent: delete them first.",
+                    )
                 if one.state is State.LOCAL:  # nobody sends it
                     continue
                 await self.for_write(one.key, min(one.sequence, newest))

@@ -39,13 +39,15 @@ class KeepRules:
     flush: FlushRule = "all"
     keep_last: int | None = None
     local_expiry_seconds: float = LOCAL_EXPIRY_SECONDS
+    sends: bool = False
+    """What it has is sent, but for what `flush` leaves out."""
 
 
 def keep_rules_of(slot: Slot) -> KeepRules:
     """Where a slot does not write back any more, only what it has is looked after."""
     if slot.write != "back":
         return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
-    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds)
+    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, sends=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class CheckpointKeeper:
     async def look(self) -> None:
         """Once. BufferUnavailable."""
         await self._supersede()
+        await self._send_after_all()
         await self._keep()
         if self._clock.monotonic() - self._expired_at >= EXPIRY_LOOK_SECONDS:
             self._expired_at = self._clock.monotonic()
@@ -111,6 +114,25 @@ class CheckpointKeeper:
             for row in run.rows:
                 if row.id in doomed and row.id in run.unsent:
                     await self._keep_here(row.id, str(key_of(row)), run.slot)
+
+    async def _send_after_all(self) -> None:
+        """Where a slot sends what it has, what is not superseded (any more: a newer one was deleted, or the rule
+        changed) is sent."""
+        with_local = set(self._journal.read(_with_local))
+        rules = {name: one.flush for name, one in self._rules.items() if one.sends and name in with_local}
+        if not rules:
+            return
+        now = self._clock.now()
+        for slot, checkpoint_id, run in await self._queries.local(rules.keys()):
+            if checkpoint_id is not None and run is not None:
+                found = await self._queries.run_of(run, now)
+                if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
+                    continue
+            objects = await self._journal.change(
+                lambda tx: tx.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
+            )
+            if objects:
+                _log.info("objects that were kept here only are sent after all", slot=slot, objects=objects)
 
     async def _keep_here(self, checkpoint_id: int, name: str, slot: str) -> None:
         now = self._clock.now()

@@ -28,7 +28,7 @@ from gateway.writeback.checkpoints.state import (
 )
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.view import BEHIND_ALL, OPEN, decoded, text
+from gateway.writeback.journal.view import BEHIND_ALL, LOCAL_OF_CHECKPOINTS, OPEN, decoded, text
 
 UPLOADS_MAX = 1000
 """Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
@@ -97,11 +97,33 @@ class CheckpointQueries:
         """The same of those in which a checkpoint has something that may be left out (`keep_here`)."""
         return await self._queries.look(lambda rows: self._unsent_runs(rows, slots, now))
 
+    async def local(self, slots: Collection[str]) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
+        """Of some slots, the checkpoints of which something is not to be sent: slot, id and run; None: of no
+        checkpoint."""
+        return await self._queries.look(lambda rows: self._local(rows, slots))
+
+    async def run_of(self, run: Sequence[Any], now: float) -> RunRow:
+        """One run, as `local` tells it."""
+        return await self._queries.look(lambda rows: self._run(rows, run, now))
+
     async def durable_objects(self, checkpoint_id: int) -> Sequence[ObjectKey]:
         """What the origin has of a checkpoint."""
         query = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
         found = await self._queries.look(lambda rows: rows.execute(query, (checkpoint_id,)).fetchall())
         return [ObjectKey(bucket, decoded(key)) for bucket, key in found]
+
+    def _local(
+        self, rows: sqlite3.Connection, slots: Collection[str]
+    ) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
+        marks = ",".join("?" * len(slots))
+        query = (
+            f"SELECT DISTINCT l.slot, c.id, c.slot, c.bucket, c.run FROM ({LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 "
+            f"AND w.slot IN ({marks})) l LEFT JOIN checkpoints c ON c.id = l.checkpoint_id"
+        )
+        found = rows.execute(query, tuple(slots)).fetchall()
+        return [
+            (slot, checkpoint_id, run if checkpoint_id is not None else None) for slot, checkpoint_id, *run in found
+        ]
 
     def _runs(self, rows: sqlite3.Connection, slots: Collection[str], now: float) -> Sequence[RunRow]:
         marks = ",".join("?" * len(slots))

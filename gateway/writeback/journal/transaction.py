@@ -43,6 +43,7 @@ from gateway.writeback.journal.records import (
 )
 from gateway.writeback.journal.view import (
     BEHIND_ALL,
+    LOCAL_OF_CHECKPOINTS,
     OPEN,
     PENDING,
     JournalView,
@@ -84,6 +85,12 @@ _RAISED_MAX = 10_000
 LAST_OWN_WRITES_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
 loses nothing."""
+
+
+def _priority_of(write: Write) -> Priority:
+    if write.deleted:  # who deletes waits until the origin has done it, too
+        return Priority.URGENT
+    return Priority.SMALL if write.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
 
 
 class HashSlots(Protocol):
@@ -397,12 +404,14 @@ class JournalTransaction(JournalView):
         self.has_due = self.has_due or kept > 0  # what is under way is cut off
         return kept
 
-    def send_after_all(self, write_id: int, now: float) -> bool:
-        """What is kept here only is sent, before what nobody waits for. False where it is not kept so any more."""
+    def send_after_all(self, write_id: int, now: float, *, is_urgent: bool = True) -> bool:
+        """What is kept here only is sent; where it is urgent, before what nobody waits for. False where it is not kept
+        so any more."""
         write = self.write(write_id, with_parts=False)
         if write is None or write.state is not State.LOCAL:
             return False
-        sent = self._update(replace(write, state=State.COMMITTED), Turn(now, priority=Priority.URGENT))
+        priority = Priority.URGENT if is_urgent else _priority_of(write)
+        sent = self._update(replace(write, state=State.COMMITTED), Turn(now, priority=priority))
         self._wait_or_start(sent, now)
         return True
 
@@ -419,6 +428,20 @@ class JournalTransaction(JournalView):
                 continue
             with suppress(BufferDamaged):  # it is told when it is read
                 self.send_after_all(write_id, now)
+
+    def send_checkpoint_after_all(self, slot: str, checkpoint_id: int | None, now: float) -> int:
+        """What a slot keeps here only of a checkpoint, or of none, is sent in its turn; how many objects that are, so
+        many at most."""
+        member = "o.checkpoint_id IS NULL" if checkpoint_id is None else "o.checkpoint_id = ?"
+        found = self._rows.execute(
+            f"{LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 AND w.slot = ? AND {member} ORDER BY w.sequence LIMIT ?",
+            (slot, *(() if checkpoint_id is None else (checkpoint_id,)), FORGOTTEN_AT_ONCE),
+        ).fetchall()
+        sent = 0
+        for write_id, _, _ in found:
+            with suppress(BufferDamaged):  # it is told when it is read
+                sent += self.send_after_all(write_id, now, is_urgent=False)
+        return sent
 
     def remove_local(
         self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0
@@ -747,9 +770,7 @@ class JournalTransaction(JournalView):
         since = sequence
         if stored.behind is None:
             since = min([sequence, *(self._since(one.id) for one in replaced)])
-        priority = Priority.SMALL if stored.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
-        if stored.deleted:  # who deletes waits until the origin has done it, too
-            priority = Priority.URGENT
+        priority = _priority_of(stored)
         self._rows.execute(
             "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "
             "failing_since = NULL, last_error = NULL, size_bytes = ? WHERE id = ?",

@@ -30,6 +30,12 @@ PENDING = "pending = 1 AND state < 5"
 OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 """What is acknowledged, and open uploads, as the indices have it."""
 
+LOCAL_OF_CHECKPOINTS = (
+    "SELECT w.id, w.slot, o.checkpoint_id FROM writes w LEFT JOIN checkpoint_objects o ON o.bucket = w.bucket "
+    "AND o.key = w.key AND o.write_id = w.id"
+)
+"""With `w.state = -1`: what is kept here only, and the checkpoint that it belongs to."""
+
 _USAGES = (
     "SELECT usage.slot, staged_bytes, usage.objects, coalesce(local_usage.size_bytes, 0), "
     "coalesce(local_usage.objects, 0) FROM usage LEFT JOIN local_usage USING (slot)"
