@@ -16,7 +16,6 @@ class KeptCheckpoints:
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
-        self._wanted: Sequence[str] | None = None
         self._held = dict[ObjectKey, tuple[int, tuple[object, ...]]]()
         self._refused = dict[ObjectKey, str]()
 

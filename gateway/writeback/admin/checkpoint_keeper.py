@@ -17,8 +17,8 @@ from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
 from gateway.objects import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import Slot
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, RunRow, key_of
-from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
+from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.view import JournalView
 
@@ -113,7 +113,7 @@ class CheckpointKeeper:
             doomed = set(superseded(run.saves, rules[run.slot]))
             for row in run.rows:
                 if row.id in doomed and row.id in run.unsent:
-                    await self._keep_here(row.id, str(key_of(row)), run.slot)
+                    await self._keep_here(row, whole_since(run.saves))
 
     async def _send_after_all(self) -> None:
         """Where a slot sends what it has, what is not superseded (any more: a newer one was deleted, or the rule
@@ -134,14 +134,14 @@ class CheckpointKeeper:
             if objects:
                 _log.info("objects that were kept here only are sent after all", slot=slot, objects=objects)
 
-    async def _keep_here(self, checkpoint_id: int, name: str, slot: str) -> None:
+    async def _keep_here(self, row: CheckpointRow, newer_since: float) -> None:
         now = self._clock.now()
-        objects = await self._journal.change(lambda tx: tx.keep_here(checkpoint_id, now))
+        objects = await self._journal.change(lambda tx: tx.keep_here(row.id, now, newer_since))
         if objects:
             _log.info(
                 "a checkpoint is not sent any more: a newer one is at the origin",
-                checkpoint=name,
-                slot=slot,
+                checkpoint=str(key_of(row)),
+                slot=row.slot,
                 objects=objects,
             )
 

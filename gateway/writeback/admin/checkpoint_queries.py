@@ -60,7 +60,8 @@ class RunRow:
     def saves(self) -> list[Save]:
         """As rules look at them."""
         return [
-            Save(one.id, one.ordinal, one.facts.began_at, one.facts.state, _is_whole(one.facts)) for one in self.rows
+            Save(one.id, one.ordinal, one.facts.began_at, one.facts.state, _is_whole(one.facts), one.facts.last_at)
+            for one in self.rows
         ]
 
 

@@ -36,6 +36,14 @@ class Save:
     began_at: float
     state: CheckpointState
     is_whole: bool
+    last_at: float = 0.0
+    """When the last of it came."""
+
+
+def whole_since(saves: Sequence[Save]) -> float:
+    """When the newest that is at the origin was whole here; 0: none is there."""
+    durable = [one for one in saves if one.state is CheckpointState.DURABLE]
+    return max(durable, key=_place).last_at if durable else 0.0
 
 
 def superseded(saves: Sequence[Save], rule: FlushRule) -> list[int]:

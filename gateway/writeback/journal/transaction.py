@@ -379,30 +379,54 @@ class JournalTransaction(JournalView):
 
     # What is kept here only
 
-    def keep_here(self, checkpoint_id: int, now: float) -> int:
+    def keep_here(self, checkpoint_id: int, now: float, newer_since: float = 0.0) -> int:
         """What of a checkpoint is not sent yet is not sent any more; how many objects that are. What is just becoming
         visible at the origin goes on, and so does what somebody waits for, is in conflict or damaged, or has parts that
-        only the origin has."""
+        only the origin has.
+
+        So are markers above it that came behind it and before `newer_since`, when the newer checkpoint was whole: they
+        may name it.
+        """
         found = self._rows.execute(
             "SELECT w.id FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
             "AND o.durable_at IS NULL AND w.pending = 1 AND w.state = ? AND w.damaged = 0 AND w.priority <> ? "
             "AND NOT EXISTS (SELECT 1 FROM parts WHERE write_id = w.id AND file = '') LIMIT ?",
             (checkpoint_id, State.COMMITTED, Priority.URGENT, FORGOTTEN_AT_ONCE),
         ).fetchall()
-        kept = 0
+        kept = dict[int, Write]()
         for (write_id,) in found:
-            try:
+            with suppress(BufferDamaged):  # who looks at it tells
                 write = self.write(write_id, with_parts=False)
-            except BufferDamaged:  # who looks at it tells
-                continue
-            if write is None:
-                continue
-            local = replace(self._without_origin(write, now), state=State.LOCAL)
+                if write is not None:
+                    kept[write_id] = write
+        if kept:
+            first = min(kept.values(), key=lambda one: one.sequence)
+            kept |= {one.id: one for one in self._markers_above(first, newer_since)}
+        for one in kept.values():
+            local = replace(self._without_origin(one, now), state=State.LOCAL)
             self._update(local, Turn(None, priority=Priority.LARGE))
-            self._release(local.sequence, now)
-            kept += 1
-        self.has_due = self.has_due or kept > 0  # what is under way is cut off
-        return kept
+        for one in kept.values():
+            self._release(one.sequence, now)
+        self.has_due = self.has_due or bool(kept)  # what is under way is cut off
+        return len(kept)
+
+    def _markers_above(self, write: Write, until: float) -> list[Write]:
+        """Those that are to be sent, that wait for a write or did, and were acknowledged before a time."""
+        key = text(write.key.key)
+        above = [b"", *(key[: stop + 1] for stop, byte in enumerate(key) if byte == ord("/"))]
+        marks = ",".join("?" * len(above))
+        found = self._rows.execute(
+            f"SELECT id FROM writes WHERE bucket = ? AND behind IN ({marks}) AND sequence > ? AND state < 5 "
+            "AND state = 1 AND pending = 1 AND damaged = 0 AND behind IS NOT NULL",
+            (write.key.bucket, *above, write.sequence),
+        ).fetchall()
+        markers = list[Write]()
+        for (write_id,) in found:
+            with suppress(BufferDamaged):  # who looks at it tells
+                marker = self.write(write_id, with_parts=False)
+                if marker is not None and marker.member is None and marker.acknowledged_at < until:
+                    markers.append(marker)
+        return markers
 
     def send_after_all(self, write_id: int, now: float, *, is_urgent: bool = True) -> bool:
         """What is kept here only is sent; where it is urgent, before what nobody waits for. False where it is not kept
@@ -440,8 +464,21 @@ class JournalTransaction(JournalView):
         sent = 0
         for write_id, _, _ in found:
             with suppress(BufferDamaged):  # it is told when it is read
-                sent += self.send_after_all(write_id, now, is_urgent=False)
+                if not self._may_name_what_is_kept_here(write_id):
+                    sent += self.send_after_all(write_id, now, is_urgent=False)
         return sent
+
+    def _may_name_what_is_kept_here(self, write_id: int) -> bool:
+        """Whether it is a marker above a checkpoint that came before it, and is not sent."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or write.behind is None or write.member is not None:
+            return False
+        start = text(write.behind)
+        before = (
+            "SELECT 1 FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
+            "AND sequence < ? LIMIT 1"
+        )
+        return self._row(before, write.key.bucket, start, start + BEHIND_ALL, write.sequence) is not None
 
     def remove_local(
         self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0

@@ -349,6 +349,25 @@ def test_keeping_a_checkpoint_here_spares_what_may_be_visible(book: Book) -> Non
     assert (local(book), book.tx.keep_here(1, 500.0)) == ((0, 0), 0)  # somebody waits for it
 
 
+def test_a_marker_that_may_name_what_is_left_out_is_left_out_with_it(book: Book) -> None:
+    """One that came when the newer checkpoint was whole names that; both are sent when their checkpoint is."""
+    shard = book.put(f"{RUN}a.pt", 100.0)
+    of_first = book.put("run/latest", 110.0)
+    other = book.put("other/latest", 115.0)
+    assert book.tx.keep_here(1, 300.0, 200.0) == 2
+    assert [book.tx.latest(one.key).state for one in (shard, of_first, other)] == [  # type: ignore[union-attr]
+        State.LOCAL,
+        State.LOCAL,
+        State.COMMITTED,
+    ]
+    assert book.tx.send_checkpoint_after_all("slot", None, 400.0) == 0  # it still may name what is kept here
+    of_second = book.put("run/latest", 210.0)
+    assert of_second.state is State.COMMITTED
+    assert book.tx.turn(of_second.id).after_sequence is None  # type: ignore[union-attr]
+    assert book.tx.send_checkpoint_after_all("slot", 1, 500.0) == 1
+    assert local(book) == (0, 0)
+
+
 def test_what_is_kept_here_is_removed_the_oldest_first_as_checkpoints(book: Book) -> None:
     """Nothing of which something came lately; a checkpoint is gone with the last of its objects."""
     for name, at in (("run/step-1/a.pt", 100.0), ("x", 200.0), ("run/step-1/b.pt", 300.0), ("run/step-2/a.pt", 400.0)):
