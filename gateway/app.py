@@ -481,6 +481,9 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.authorization,
             slot.authorization_ttl_seconds,
             None if slot.checkpoints is None else tuple(slot.checkpoints),
+            slot.flush,
+            slot.scratch_expiry_seconds,
+            slot.keep_last,
         )
         for slot in settings.slots
     ]

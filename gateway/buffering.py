@@ -16,9 +16,11 @@ from gateway.counting import WritebackMetrics
 from gateway.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
 from gateway.operations.writeback.cache_promotion import CachePromoter
+from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
+from gateway.writeback.admin.checkpoint_keeper import CheckpointKeeper, KeepRules, keep_rules_of
 from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
@@ -39,7 +41,7 @@ def buffer_directory(settings: Settings) -> Path:
 
 def is_needed(settings: Settings) -> bool:
     """Whether anything may be written to it, or may still lie in it from slots that had `write = "back"` before."""
-    return any(slot.write == "back" for slot in settings.slots) or buffer_directory(settings).exists()
+    return any(slot.is_buffered for slot in settings.slots) or buffer_directory(settings).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ async def opened_buffer(
     except BufferUnavailable as error:
         raise StoreUnavailable(str(error)) from error
     buffer.journal.observe(bounding.observer.journal_failing)
-    if isinstance(blocks, BlockCache) and any(slot.write == "back" for slot in bounding.slots):
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in bounding.slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         yield buffer
@@ -80,7 +82,7 @@ async def opened_buffer(
 async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
     """Slots were changed; BufferUnavailable."""
     await buffer.follow(slots)
-    if isinstance(blocks, BlockCache) and any(slot.write == "back" for slot in slots):
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
 
 
@@ -105,6 +107,7 @@ class Flushing:
         requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
         self._slots = around.slots
         self._orders = dict[str, SlotOrder]()
+        self._rules = dict[str, KeepRules]()
         self._buffers = dict[str, int]()
         self.follow_slots()
         tools = FlushDependencies(buffer.journal, requests, publisher, around.log, around.clock, self._orders)
@@ -114,16 +117,21 @@ class Flushing:
         self.admin = WritebackAdmin(
             queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, around.clock
         )
+        cache = KeptCheckpoints(around.blocks)
+        self.keeper = CheckpointKeeper(self.admin.checkpoint_queries, buffer.journal, self._rules, cache, around.clock)
+        self.admin.report.kept = lambda: self.keeper.kept
         self._log = around.log
         self._monitor = PendingMonitor(queries, self._buffers, around.clock, around.counters)
         self._counters = around.counters
 
     def follow_slots(self) -> None:
         """They were changed. What is pending in one that is gone goes to the origin as before."""
+        self._rules.clear()
         for slot in self._slots:
             self._orders[slot.name] = order_of(slot)
+            self._rules[slot.name] = keep_rules_of(slot)
         self._buffers.clear()
-        self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.write == "back"})
+        self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.is_buffered})
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
@@ -132,6 +140,7 @@ class Flushing:
             group.create_task(self._log.run())
             group.create_task(self.buffer.bounds.tell_exposure(self._counters))
             group.create_task(self._keep_reserve())
+            group.create_task(self.keeper.run())
             group.create_task(self._monitor.run())
             group.create_task(self.admin.report.watch(self._buffers, self._counters))
 

@@ -82,6 +82,8 @@ from gateway.metrics import (
     WRITEBACK_FLUSHED_OBJECTS,
     WRITEBACK_JOURNAL_BYTES,
     WRITEBACK_JOURNAL_STATE,
+    WRITEBACK_LOCAL_BYTES,
+    WRITEBACK_LOCAL_OBJECTS,
     WRITEBACK_NOT_FLUSHED,
     WRITEBACK_OLDEST_SECONDS,
     WRITEBACK_OPEN_UPLOAD_BYTES,
@@ -262,6 +264,12 @@ class SlotExposure(Protocol):
     @property
     def oldest_seconds(self) -> float: ...
 
+    @property
+    def local_bytes(self) -> int: ...
+
+    @property
+    def local_objects(self) -> int: ...
+
 
 class WritebackMetrics:
     """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,
@@ -294,6 +302,8 @@ class WritebackMetrics:
         WRITEBACK_USED_BYTES.set(exposure.used_bytes, slot)
         WRITEBACK_PENDING_BYTES.set(exposure.pending_bytes, slot)
         WRITEBACK_PENDING_OBJECTS.set(exposure.pending_objects, slot)
+        WRITEBACK_LOCAL_BYTES.set(exposure.local_bytes, slot)
+        WRITEBACK_LOCAL_OBJECTS.set(exposure.local_objects, slot)
         WRITEBACK_OLDEST_SECONDS.set(exposure.oldest_seconds, slot)
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:

@@ -257,7 +257,7 @@ WRITEBACK_USED_BYTES = Gauge(
     "forebay_writeback_buffer_used_bytes",
     "bytes",
     ("slot",),
-    "What the slot's buffer holds: pending bytes, and room taken for bodies that are arriving.",
+    "What the slot's buffer holds: pending bytes, room taken for bodies that are arriving, and what is not to be sent.",
     latest=True,
 )
 WRITEBACK_PENDING_BYTES = Gauge(
@@ -274,6 +274,17 @@ WRITEBACK_PENDING_OBJECTS = Gauge(
     ("slot",),
     "Objects and deletions that were acknowledged and have not reached the origin, conflicts included.",
     latest=True,
+)
+WRITEBACK_LOCAL_BYTES = Gauge(
+    "forebay_writeback_local_bytes",
+    "bytes",
+    ("slot",),
+    "Acknowledged bytes that are kept on this node only, and not to be sent, because of the slot's write or flush: not "
+    "among the pending ones.",
+    latest=True,
+)
+WRITEBACK_LOCAL_OBJECTS = Gauge(
+    "forebay_writeback_local_objects", "objects", ("slot",), "The objects that these bytes are of.", latest=True
 )
 WRITEBACK_OLDEST_SECONDS = Gauge(
     "forebay_writeback_oldest_age_seconds",
@@ -322,7 +333,8 @@ CHECKPOINTS = Gauge(
     "checkpoints",
     ("slot", "state"),
     "Checkpoints that this node knows, by state: writing, stalled (a save that lacks something, of which nothing has "
-    "come for a minute), acknowledged, flushing, durable, failed, conflict. forebay checkpoints shows them.",
+    "come for a minute), acknowledged, flushing, durable, local (something of it is not to be sent), failed, conflict. "
+    "forebay checkpoints shows them.",
 )
 WRITEBACK_OPEN_UPLOADS = Gauge(
     "forebay_writeback_open_uploads",

@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway.immutable import immutable
 
+LOCAL_EXPIRY_SECONDS = 7 * 86_400.0
+"""How long what is acknowledged and not to be sent to the origin is kept, where its slot does not say."""
+
 MARKERS = (
     ".metadata",
     ".metadata.tmp",  # PyTorch renames it: what is here still is copied here, and waits for other nodes' files here

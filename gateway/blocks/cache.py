@@ -7,7 +7,7 @@ reader's `body` gives the bytes. Several processes may have one directory open, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import lmdb
@@ -216,6 +216,19 @@ class BlockCache:
             return False
         await self._in_steps(self._tools.directory.pins.let_go())
         return True
+
+    async def keep_only(self, prefixes: Sequence[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
+        """Have what lies under these prefixes stay, and what was kept so before be evicted again; what somebody has
+        pinned is left alone. The number of the pin of each, and why one has none."""
+        pins = self._tools.directory.pins
+        numbers, refused = await self._tools.threads.index(pins.follow, prefixes)
+        await self._in_steps(pins.let_go())
+        return numbers, refused
+
+    async def hold_object(self, key: ObjectKey, number: int) -> None:
+        """Have all blocks of an object stay that are there. PinRefused when that is more than may be pinned."""
+        directory = self._tools.directory
+        await self._tools.threads.index(directory.pins.hold_object, layout.object_id(key), number, directory.capacity)
 
     def pinnable_bytes(self, slot: str) -> int:
         """What a slot may pin at most: what it can have, beside what other slots are guaranteed or pin."""

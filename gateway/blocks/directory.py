@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, Worke
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.file_lease import close_opened, with_lease
+from gateway.objects import ObjectKey
 from gateway.thread_priority import only_idle_disk
 
 _SECONDS_OF_A_DAY = 86_400
@@ -84,6 +85,8 @@ class Adoption:
     source: Path
     reservation: Reservation
     blocks: Sequence[BlockRecord]
+    key: ObjectKey | None = None
+    """Of the object that the blocks are of: what is pinned stays."""
 
 
 class BlockDirectory:
@@ -182,7 +185,8 @@ class BlockDirectory:
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        reservation = adoption.reservation
+        pin = self.pins.of(adoption.key) if adoption.key is not None else 0
+        reservation = replace(adoption.reservation, pin=pin)
         evicted = self.reserve(reservation)
         try:
             self.store.link(adoption.source, reservation.file)

@@ -96,6 +96,10 @@ def _lines(one: dict[str, Any]) -> Iterator[str]:
     missing = _missing(one["missing"])
     if missing:
         yield f"  missing: {printable(missing)}"
+    if one["bytes_local"]:
+        yield f"  not durable: {size_text(one['bytes_local'])} on this node only, and not to be sent"
+    if one["kept_reason"]:
+        yield f"  not kept in the cache: {printable(one['kept_reason'])}"
     if one["reason"]:
         yield f"  {printable(one['reason'])}"
 

@@ -90,7 +90,7 @@ def flush(
 
     What has failed is tried at once. With --wait it ends with exit code 0 when the origin has all of it; with exit code
     1, and a table of what the origin does not have, when the rest is in conflict, damaged or fails, or the time is
-    over. Open uploads are named, and not waited for.
+    over; also where something under it is never sent, by the slot's write. Open uploads are named, and not waited for.
     """
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
@@ -102,7 +102,8 @@ def flush(
     else:
         _tell(begun, left, outcome)
     failed = left["stuck"] > 0 if outcome is None else outcome is not Outcome.FLUSHED
-    raise typer.Exit(1 if failed else 0)
+    is_named = begun["prefix"].removeprefix("s3://").partition("/")[2] != ""
+    raise typer.Exit(1 if failed or (is_named and left["local_objects"]) else 0)
 
 
 def _check(prefix: str) -> None:
@@ -199,6 +200,9 @@ def _description(left: dict[str, Any]) -> str:
 def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) -> None:
     if left["problems"]:
         _show_problems(left)
+    if left["local_objects"]:
+        objects = counted(left["local_objects"], "object")
+        typer.echo(f"{objects} on this node only: not durable, and not to be sent", err=True)
     if left["journal_problem"]:
         typer.echo(printable(journal_problem_text(left)), err=True)
     if left["open_uploads"]:

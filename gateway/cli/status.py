@@ -13,6 +13,7 @@ from gateway.control.words import (
     bucket_text,
     counted,
     journal_problem_text,
+    local_text,
     open_uploads_text,
     origin_text,
     size_text,
@@ -84,6 +85,8 @@ def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
         if slot["oldest_acknowledged_at"] is not None:
             age_seconds = max(0.0, time.time() - slot["oldest_acknowledged_at"])
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
+        if slot["local_objects"]:
+            text += f"; not to be sent: {local_text(slot)}"
         if slot["open_uploads"]:
             text += f"; {open_uploads_text(slot)}"
         if slot["buffer_bytes"] is not None:

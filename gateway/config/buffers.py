@@ -11,28 +11,32 @@ from gateway.config.settings import Settings
 from gateway.config.units import format_size
 from gateway.errors import ConfigError
 
+_OF_BUFFERS = ("buffer_bytes", "checkpoints", "upload_expiry_seconds")
+
 _OF_WRITE_BACK = (
-    "buffer_bytes",
     "buffer_full",
     "exposure_bytes_max",
     "exposure_age_seconds_max",
     "order",
     "markers",
-    "checkpoints",
     "manifests",
-    "upload_expiry_seconds",
+    "flush",
+    "keep_last",
 )
 
 
 def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
     """Settings that would do nothing, and a disk that could never hold what is promised."""
     for i, slot in enumerate(settings.slots):
-        if slot.write == "back":
-            continue
-        for name in _OF_WRITE_BACK:
+        refused = {name: "only together with write = back" for name in _OF_WRITE_BACK if slot.write != "back"}
+        if not slot.is_buffered:
+            refused |= dict.fromkeys(_OF_BUFFERS, "only together with write = back or scratch")
+        if not (slot.write == "scratch" or (slot.write == "back" and slot.flush != "all")):
+            refused["scratch_expiry_seconds"] = "only together with write = scratch, or with flush"
+        for name, why in refused.items():
             if name in slot.model_fields_set and getattr(slot, name) is not None:
                 key = type(slot).model_fields[name].alias or name
-                yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "only together with write = back")
+                yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), why)
     buffers_bytes = _buffers_bytes(settings)
     disk = disk_usage(settings.cache.directory) if buffers_bytes else None
     if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk.total:
@@ -100,4 +104,4 @@ def _unescaped(text: str) -> str:
 
 
 def _buffers_bytes(settings: Settings) -> int:
-    return sum(slot.buffer_bytes or 0 for slot in settings.slots if slot.write == "back")
+    return sum(slot.buffer_bytes or 0 for slot in settings.slots if slot.is_buffered)

@@ -307,10 +307,10 @@ def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
         if "authorization_ttl_seconds" in slot.model_fields_set:
             ttl = slot.authorization_ttl_seconds
             yield ConfigError(f"{key}.authorization_ttl", ttl, 'only with authorization = "origin"')
-    elif slot.write == "back":
+    elif slot.is_buffered:
         allowed = (
-            'gateway with write = "back"; origin needs write = "through": the origin is to judge each write, and what '
-            "is acknowledged here is flushed with the gateway's own rights"
+            f'gateway with write = "{slot.write}"; origin needs write = "through": the origin is to judge each write, '
+            "and what is acknowledged here is flushed with the gateway's own rights"
         )
         yield ConfigError(f"{key}.authorization", slot.authorization, allowed)
 
@@ -330,12 +330,14 @@ def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
 
 
 def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator[ConfigError]:
-    if slot.write != "back":
+    if not slot.is_buffered:
         return
+    if slot.flush != "all" and slot.order == "strict":
+        yield ConfigError(f"{key}.flush", slot.flush, "all with order = strict, which leaves out nothing")
     if not persistent:
         allowed = (
-            "through; back needs cache.persistent = true, by which you say that cache.directory outlives the pod and "
-            "the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
+            f"through; {slot.write} needs cache.persistent = true, by which you say that cache.directory outlives the "
+            "pod and the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
         )
         yield ConfigError(f"{key}.write", slot.write, allowed)
     if slot.mode == "read-only":
@@ -388,24 +390,12 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(f"slots[{i}].index_refresh", refresh, allowed)
 
 
-_SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "keep_last": None,
-}
-"""Slot keys that this version checks and does not act on -> the value that says what it does anyway."""
-
-
 def not_in_force(settings: Settings) -> list[str]:
     """One loud warning per key that is set and does nothing, in this version or without another one, or that nobody can
     promise to keep."""
     origin = settings.origin
     link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
     is_link_known = any(one is not None for one in link)
-    keys = [
-        f"slots[{i}].{type(slot).model_fields[name].alias or name}"
-        for i, slot in enumerate(settings.slots)
-        for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
-        if name in slot.model_fields_set and getattr(slot, name) != harmless
-    ]
     unchecked = [
         f"slots[{i}].{direction}_guarantee"
         for direction, of_link in zip(("read", "write"), link, strict=True)
@@ -413,7 +403,6 @@ def not_in_force(settings: Settings) -> list[str]:
         if of_link == "auto" and getattr(slot, f"{direction}_guarantee_bytes_per_second") is not None
     ]
     return [
-        *(f"{key} is not in force in this version" for key in keys),
         *(
             f"{key} goes first, but nobody can say before whether the link bears all guarantees together: what it "
             "bears is found out"

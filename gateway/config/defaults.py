@@ -47,7 +47,7 @@ def complete(settings: Settings, environment: Mapping[str, str], running: Settin
 def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[SlotSettings]:
     """A part for each slot that writes back, whether it says its own or not: what one says changes no other's, as long
     as all of them fit on the disk."""
-    of_back = [slot.buffer_bytes for slot in slots if slot.write == "back"]
+    of_back = [slot.buffer_bytes for slot in slots if slot.is_buffered]
     if None not in of_back:
         return list(slots)
     part_bytes = max(USUAL_BUFFER_BYTES_MIN, int(cache.capacity_bytes * BUFFERS_SHARE) // len(of_back))
@@ -56,9 +56,7 @@ def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[S
         left_bytes = disk.total - cache.capacity_bytes - sum(one or 0 for one in of_back)
         part_bytes = min(part_bytes, max(BUFFER_BYTES_MIN, left_bytes // of_back.count(None)))
     return [
-        slot.model_copy(update={"buffer_bytes": part_bytes})
-        if slot.write == "back" and slot.buffer_bytes is None
-        else slot
+        slot.model_copy(update={"buffer_bytes": part_bytes}) if slot.is_buffered and slot.buffer_bytes is None else slot
         for slot in slots
     ]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.objects import MARKERS
+from gateway.objects import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
@@ -31,6 +32,16 @@ BUFFER_BYTES_MIN = 8 * 2**20
 def _known_eviction(value: object) -> object:
     if value == "s3-fifo":
         raise RetiredValue("epoch or lru; s3-fifo is gone: use epoch, which keeps what is read again and scans out")
+    return value
+
+
+_FLUSH = re.compile(r"all|latest|every-(\d{1,4})(?:st|nd|rd|th)")
+
+
+def _flush_rule(value: str) -> str:
+    found = _FLUSH.fullmatch(value)
+    if found is None or (found[1] is not None and not 2 <= int(found[1]) <= 1000):
+        raise ValueError("all, latest, or every-Nth with N from 2 to 1000, such as every-5th")
     return value
 
 
@@ -411,11 +422,12 @@ class SlotSettings(Section):
         ge=1,
         le=1000,
     )
-    write: Literal["through", "back"] = setting(
+    write: Literal["through", "back", "scratch"] = setting(
         "through",
         "When a write is acknowledged. `through`: when the origin has it. `back`: when this node's disk has it, "
-        "synced: the origin gets it in the background.",
-        allowed="through or back; back needs cache.persistent = true and mode = read-write",
+        "synced: the origin gets it in the background. `scratch`: the same, but the origin never gets it: it is lost "
+        "with the disk, and removed after scratch_expiry, or for room.",
+        allowed="through, back or scratch; back and scratch need cache.persistent = true and mode = read-write",
     )
     buffer_bytes: SizeBytes | None = setting(
         None,
@@ -482,9 +494,34 @@ class SlotSettings(Section):
         ge=600,
         le=365 * 86400,
     )
-    keep_last: int | None = setting(
-        None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000
+    flush: Annotated[str, AfterValidator(_flush_rule)] = setting(
+        "all",
+        "Which checkpoints reach the origin. `all`. `latest`: what is not sent yet of one is not sent any more once a "
+        "newer one of its run is there. `every-5th`: the same, but each fifth of a run, as they were begun, is sent in "
+        "any case. Objects of no checkpoint always are.",
+        allowed="all, latest, or every-Nth with N from 2 to 1000; only with write = back; all with order = strict",
     )
+    scratch_expiry_seconds: DurationSeconds = setting(
+        f"{int(LOCAL_EXPIRY_SECONDS // 86_400)}d",
+        "How long what is not to be sent is kept here, because of `write` or `flush`; less where room is needed.",
+        allowed="1m to 365d; only with write = scratch, or with flush",
+        toml="scratch_expiry",
+        ge=60,
+        le=365 * 86400,
+    )
+    keep_last: int | None = setting(
+        None,
+        "Of each run so many checkpoints, the newest, stay in the cache when they are at the origin: nothing else "
+        "evicts them. Omitted: they are evicted like all else.",
+        allowed="1 to 10000; only with write = back",
+        ge=1,
+        le=10_000,
+    )
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether writes are acknowledged when this node's disk has them."""
+        return self.write != "through"
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:

@@ -17,12 +17,17 @@ _SUMS = {
     "failing": {"type": "integer", "description": "tried again and again"},
 }
 _STAGED = {"type": "integer", "description": "what is taken of the buffer, by parts of open uploads too"}
+_LOCAL = {
+    "local_objects": {"type": "integer", "description": "kept here only, and not to be sent; not among objects"},
+    "local_bytes": {"type": "integer", "description": "of these"},
+}
 _SLOT = {
     "type": "object",
     "properties": {
         "slot": {"type": "string"},
         "buffer_bytes": {"type": ["integer", "null"], "description": "null: it does not write back any more"},
         "staged_bytes": _STAGED,
+        **_LOCAL,
         **_SUMS,
         "oldest_upload_touched_at": {**_TIME, "description": "the last part of the one left alone longest"},
         "reason": {"type": ["string", "null"], "description": "why the last of its flushes failed that do"},
@@ -49,6 +54,7 @@ SUMMARY = {
     "type": ["object", "null"],
     "properties": {
         **_SUMS,
+        **_LOCAL,
         "staged_bytes": _STAGED,
         "journal_problem": _JOURNAL_PROBLEM,
         "slots": {"type": "array", "items": _SLOT},
@@ -62,7 +68,10 @@ _OBJECT = {
         "key": {"type": "string"},
         "sequence": {"type": "integer", "description": "never given twice"},
         "slot": {"type": "string"},
-        "state": {"enum": ["waiting", "sending", "conflict", "damaged"]},
+        "state": {
+            "enum": ["waiting", "sending", "local", "conflict", "damaged"],
+            "description": "local: kept here only, and not to be sent",
+        },
         "bytes": {"type": "integer"},
         "etag": {"type": ["string", "null"], "description": "as the origin will show it"},
         "deleted": {"type": ["boolean", "null"], "description": "the key is to be deleted at the origin"},
@@ -99,10 +108,11 @@ _CHECKPOINT = {
         "step": {"type": ["integer", "null"]},
         "layout": {"type": "string", "examples": ["dcp", "huggingface", "pattern"]},
         "slot": {"type": "string"},
-        "state": {"enum": ["writing", "stalled", "acknowledged", "flushing", "durable", "failed", "conflict"]},
+        "state": {"enum": ["writing", "stalled", "acknowledged", "flushing", "durable", "local", "failed", "conflict"]},
         "files": {"type": "integer", "description": "acknowledged objects"},
         "bytes": {"type": "integer", "description": "of these"},
         "bytes_flushed": {"type": "integer", "description": "what the origin has of them, parts too"},
+        "bytes_local": {"type": "integer", "description": "what is not to be sent"},
         "ranks": {"type": "integer", "description": "how many have written something, as names tell"},
         "ranks_seen": {"type": "array", "items": {"type": "integer"}, "description": "the first 1000"},
         "began_at": {**_TIME, "description": "the first byte of the save"},
@@ -119,6 +129,8 @@ _CHECKPOINT = {
             "type": ["number", "null"],
             "description": "since the oldest object was acknowledged that only this node has; null: none is",
         },
+        "kept": {"type": "boolean", "description": "it stays in the cache, by the slot's keep_last"},
+        "kept_reason": {"type": ["string", "null"], "description": "why it does not, though it is to"},
         "missing": {
             "type": "object",
             "properties": {
@@ -146,6 +158,7 @@ _PROGRESS = {
         "awaiting_files": {"type": "integer", "description": "manifests whose files are not all at the origin"},
         "files_missing": {"type": "integer", "description": "of these"},
         "through": {"type": "integer", "description": "what was acknowledged later does not count"},
+        "local_objects": _LOCAL["local_objects"],
         **_SUMS,
         "bytes_sent": {"type": "integer"},
         "stuck": {"type": "integer", "description": "conflicts, damaged objects, and what waits behind these"},

@@ -57,6 +57,11 @@ def no_objects_yet_text(left: Mapping[str, Any]) -> str:
     return f"{uploads} with {size} {'is no object' if left['open_uploads'] == 1 else 'are no objects'} yet"
 
 
+def local_text(document: Mapping[str, Any]) -> str:
+    """`3 objects, 1.0 GiB`: what is kept here only, and not to be sent."""
+    return f"{counted(document['local_objects'], 'object')}, {size_text(document['local_bytes'])}"
+
+
 def journal_problem_text(document: Mapping[str, Any]) -> str:
     """`write-back journal: takes nothing now, so nothing is flushed: database or disk is full`: where there is one."""
     return f"write-back journal: takes nothing now, so nothing is flushed: {document['journal_problem']}"

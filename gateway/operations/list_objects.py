@@ -114,7 +114,7 @@ def may_be_merged(context: RequestContext) -> bool:
     if buffer is None:
         return False
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
-    if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
+    if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
     return buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 

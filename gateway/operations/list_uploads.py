@@ -70,7 +70,7 @@ async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Resp
 def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:
     """Whether uploads may be open here, or were when the page before was given."""
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
-    if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
+    if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
     return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(lambda tx: _is_busy(tx, bucket))
 

@@ -369,7 +369,9 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if services.writeback is not None and services.writeback.may_be_pending(key):
         return None
-    if slot.write == "back" and is_marker(name, slot.markers):  # its answer says more (writeback/durability.py)
+    if slot.write == "scratch" or (
+        slot.write == "back" and is_marker(name, slot.markers)
+    ):  # its answer says more (writeback/durability.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.

@@ -236,9 +236,9 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     elif operation is Operation.DELETE_OBJECT and may_be_deleted_here(request):
         if buffer.pending(context.object_key) is not None:
             return delete_pending(context, buffer)
-    elif operation in _BUFFERED and context.slot.write == "back":
+    elif operation in _BUFFERED and context.slot.is_buffered:
         return _BUFFERED[operation](context, buffer)
-    elif operation in _OF_UPLOADS and context.slot.write == "back":
+    elif operation in _OF_UPLOADS and context.slot.is_buffered:
         goes_through(context, Reason.UPLOAD)
     elif operation is Operation.COPY_OBJECT:
         source = copied_here(context, buffer)
@@ -262,7 +262,7 @@ def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> An
             "AccessDenied",
             "This upload was begun before the origin was to judge callers here (authorization): begin another.",
         )
-    if context.slot.write == "back":
+    if context.slot.is_buffered:
         goes_through(context, Reason.SOURCE)
     pending_keys = _pending_keys(context, buffer)
     if pending_keys or _is_write_past_the_buffer(context):
@@ -318,7 +318,7 @@ def _is_write_past_the_buffer(context: RequestContext) -> bool:
     request = context.request
     if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
         return False
-    return context.slot.write == "back"
+    return context.slot.is_buffered
 
 
 async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) -> Response:
@@ -326,7 +326,7 @@ async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) ->
     try:
         if context.request.method in READ_METHODS and wait.is_needed(bucket, prefix or ""):
             await judge_wait_for_all(context)
-        await wait.for_prefix(bucket, prefix or "")
+        await wait.for_prefix(bucket, prefix or "", past_local=context.request.method not in ("DELETE", "POST"))
     except S3Error:
         await judge_wait_for_all(context)  # its refusal counts before this
         raise
@@ -361,7 +361,11 @@ def _check_without_buffer(context: RequestContext) -> None:
     and is deleted at the origin alone, would come back with its flush.
     """
     operation = context.request.operation
-    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.write == "back":
+    if context.slot.write == "scratch" and (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS):
+        raise s3_error(
+            "ServiceUnavailable", "The disk of the buffer cannot be used, and nothing else has what is written here."
+        )
+    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
     if operation is Operation.DELETE_OBJECT:
         slots = [context.slot]
@@ -369,7 +373,7 @@ def _check_without_buffer(context: RequestContext) -> None:
         slots = list(context.services.slots.under(context.request.bucket or "", ""))
     else:
         return
-    if any(slot.write == "back" for slot in slots):
+    if any(slot.is_buffered for slot in slots):
         raise s3_error(
             "ServiceUnavailable",
             "The disk of the write-back buffer cannot be used: what it has acknowledged could come back after this "

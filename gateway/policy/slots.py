@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from gateway.objects import MARKERS
+from gateway.objects import LOCAL_EXPIRY_SECONDS, MARKERS
 
 T = TypeVar("T")
 
@@ -123,7 +123,8 @@ class Slot:
     (None: all that is idle). Its objects are cached in blocks of `block_size_bytes` (None: of the cache's size).
     `eviction` says which blocks leave first; of objects larger than `kept_object_bytes_max` none are kept.
 
-    `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has.
+    `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has;
+    `scratch`, likewise, and the origin never gets it. What is not to be sent is removed after `local_expiry_seconds`.
     Then writes take at most `buffer_bytes` of the disk until the origin has them (None: what there is); `buffer_full`
     says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
     something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
@@ -132,7 +133,8 @@ class Slot:
     An upload of which no part has come for `upload_expiry_seconds` is ended.
 
     `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the layouts that are
-    known; none at all: nothing is grouped.
+    known; none at all: nothing is grouped. `flush` says which of them are sent once a newer one is at the origin:
+    `all`, none (`latest`), or each of so many (`every-5th`). The newest `keep_last` stay in the cache.
 
     `authorization` says who judges a caller, besides the gateway's own rules: nobody (`gateway`), or the origin
     (`origin`), which is asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.
@@ -151,7 +153,7 @@ class Slot:
     eviction: Literal["epoch", "lru"] = "epoch"
     kept_object_bytes_max: int | None = None
     snapshot: str = ""
-    write: Literal["through", "back"] = "through"
+    write: Literal["through", "back", "scratch"] = "through"
     buffer_bytes: int | None = None
     buffer_full: Literal["through", "slow-down"] = "through"
     exposure_bytes_max: int | None = None
@@ -163,6 +165,14 @@ class Slot:
     authorization: Literal["gateway", "origin"] = "gateway"
     authorization_ttl_seconds: float = 60.0
     checkpoints: tuple[str, ...] | None = None
+    flush: str = "all"
+    local_expiry_seconds: float = LOCAL_EXPIRY_SECONDS
+    keep_last: int | None = None
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether writes are acknowledged when this node's disk has them."""
+        return self.write != "through"
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

@@ -54,7 +54,7 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
         "workers": str(settings.server.workers),
         "slots": [*slots, "all else: read-write, strict, write through"],
     }
-    if any(slot.write == "back" for slot in settings.slots):
+    if any(slot.is_buffered for slot in settings.slots):
         facts["md5"] = f"{LANES} at a time by a core" if LANES > 1 else _ONE_MD5
     return facts
 

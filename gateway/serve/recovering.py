@@ -23,7 +23,7 @@ def recover_buffer(settings: Settings) -> str | None:
     StartupError, and nothing is touched, where acknowledged writes would be lost by going on.
     """
     directory = settings.cache.directory / DIRECTORY
-    wanted = any(slot.write == "back" for slot in settings.slots)
+    wanted = any(slot.is_buffered for slot in settings.slots)
     if not wanted and not directory.exists():
         return None
     use_reserve_when_full(settings.cache.directory)

@@ -238,7 +238,7 @@ class Reloader:
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:
         """The first slot that writes back: nobody has the buffer open."""
-        if any(slot.write == "back" for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
+        if any(slot.is_buffered for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
             return
         problem = recover_buffer(settings)
         if problem is not None:
@@ -272,6 +272,11 @@ def _refuse_unflushed(running: Settings, settings: Settings) -> None:
         ) from error
     for slot in gone:
         usage = usage_of.get(slot.name)
+        if usage is not None and usage.local_objects:
+            raise ChangeRefused(
+                f"the slot {slot.name!r} has {usage.local_objects} objects and {usage.local_bytes} bytes that are kept "
+                "here only, and not to be sent: delete them, or wait until they expire, then remove it"
+            )
         if usage is not None and (usage.objects or usage.staged_bytes):
             raise ChangeRefused(
                 f"the slot {slot.name!r} has {usage.objects} objects and {usage.staged_bytes} bytes that the "

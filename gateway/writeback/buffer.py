@@ -79,7 +79,7 @@ class WritebackBuffer:
         StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
         slots = list(slots)
-        bounded = [slot for slot in slots if slot.write == "back"]
+        bounded = [slot for slot in slots if slot.is_buffered]
         threads, clock = BufferThreads(THREADS), clock or SystemClock()
         try:
             files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
@@ -92,7 +92,7 @@ class WritebackBuffer:
     async def follow(self, slots: Iterable[Slot]) -> None:
         """These are all slots from now on. BufferUnavailable when the disk fails: then all is as it was."""
         slots = list(slots)
-        bounded = [slot for slot in slots if slot.write == "back"]
+        bounded = [slot for slot in slots if slot.is_buffered]
         try:
             await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
         except OSError as error:

@@ -15,12 +15,14 @@ from fnmatch import fnmatchcase
 from gateway.objects import MARKERS
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
-from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.records import State, Write
 
 
 def with_order(write: Write, slot: Slot | None) -> Write:
     """A write that is to be acknowledged, with what it has to wait for, and the checkpoint that it belongs to."""
     write = replace(write, member=member_of(write.key, rules_of(None if slot is None else slot.checkpoints)))
+    if slot is not None and slot.write == "scratch" and not write.deleted and write.is_acknowledged:
+        return replace(write, state=State.LOCAL)
     if slot is not None and slot.order == "strict":
         return replace(write, in_order=True)
     return write if write.deleted else replace(write, behind=_directory(write.key.key, slot))

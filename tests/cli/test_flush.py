@@ -25,6 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:
     """An answer: so much is pending."""
     document = {"prefix": "s3://b/", "through": 7, "objects": objects, "bytes": objects * 2**20, "bytes_sent": 0}
+    document |= {"local_objects": 0}
     document |= dict.fromkeys(("conflicts", "damaged", "failing", "stuck", "held_up"), 0)
     document |= {"open_uploads": 0, "open_upload_bytes": 0, "longest_attempt_seconds": None, "origin_away": False}
     document |= {"journal_problem": None, "is_name": False, "awaiting_files": 0, "files_missing": 0}

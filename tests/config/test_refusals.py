@@ -212,8 +212,8 @@ def test_the_settings_take_the_names_that_snapshots_may_have(tmp_path: Path, nam
         assert (slot.snapshot, slot.mode, slot.consistency_in_force) == (name, "read-only", "snapshot")
 
 
-def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> None:
-    """Nothing is silently ignored; what says the same as this version does needs no warning."""
+def test_settings_that_are_in_force_are_not_warned_of(tmp_path: Path) -> None:
+    """Nothing is silently ignored: each of them does something."""
     text = to_toml(
         {
             "origin": {"read_bandwidth": "1GiB/s"},
@@ -231,7 +231,6 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
                     "read_bandwidth": "1GiB/s",
                     "write_bandwidth": "1GiB/s",
                     "weight": 4,
-                    "keep_last": 3,
                 },
                 {
                     "name": "b",
@@ -245,8 +244,35 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
             ],
         }
     )
-    warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    assert warned == ["slots[0].keep_last"]
+    assert load(tmp_path, text).warnings == ()
+
+
+def test_what_is_not_to_be_sent_is_said_where_it_may_be(tmp_path: Path) -> None:
+    """`flush` and `keep_last` are for write = back, `scratch_expiry` where something is not sent; a strict order
+    leaves out nothing, and in scratch nothing goes through."""
+    cache = f'[cache]\npersistent = true\ndirectory = "{tmp_path}/cache"\n'
+    slot = f'{cache}[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    back, scratch = f'{slot}write = "back"\n', f'{slot}write = "scratch"\n'
+    for right in ('flush = "latest"\nscratch_expiry = "1h"\nkeep_last = 2\n', 'flush = "every-22nd"\n'):
+        assert load(tmp_path, back + right).settings.slots[0].is_buffered
+    loaded = load(tmp_path, f'{scratch}scratch_expiry = "1h"\nbuffer = "10MiB"\n').settings.slots[0]
+    assert (loaded.write, loaded.scratch_expiry_seconds) == ("scratch", 3600.0)
+    for wrong in (
+        'flush = "latest"',
+        "keep_last = 2",
+        'exposure = "1GiB"',
+        'buffer_full = "through"',
+        'order = "strict"',
+    ):
+        assert set(problems(tmp_path, scratch + wrong)) == {f"slots[0].{wrong.split(' ')[0]}"}
+    for wrong in (
+        'flush = "every-1st"',
+        'flush = "some"',
+        'scratch_expiry = "1h"',
+        'flush = "latest"\norder = "strict"',
+    ):
+        assert set(problems(tmp_path, back + wrong)) == {f"slots[0].{wrong.split(' ')[0]}"}
+    assert set(problems(tmp_path, f'{slot}scratch_expiry = "1h"')) == {"slots[0].scratch_expiry"}
 
 
 def test_a_weight_without_a_link_to_share_is_warned_of(tmp_path: Path) -> None:

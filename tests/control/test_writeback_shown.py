@@ -14,6 +14,8 @@ WELL = {
     "slot": "checkpoints",
     "buffer_bytes": None,
     "staged_bytes": 4 * 2**30,
+    "local_objects": 0,
+    "local_bytes": 0,
     "objects": 12,
     "bytes": 3 * 2**30,
     "oldest_acknowledged_at": None,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+from gateway.objects import ObjectKey
 from gateway.s3.headers import is_of_parts
+from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX
 from tests.simulation.histories import Attempt, KeyHistory, Value
 from tests.simulation.markers import is_marker, missing
@@ -14,6 +17,7 @@ from tests.simulation.origins import DENIED, OTHERS, PROBES, Change, SimulatedOr
 
 RULES = (
     "nothing is lost",
+    "what is left out is superseded",
     "reads see the last write",
     "others are kept",
     "conflicts are with others",
@@ -87,6 +91,8 @@ class Judge:
         self.named: dict[bytes, list[str]] = {}
         """What is named by manifests that clients have begun to write: keys of their bucket."""
 
+        self.left_out = 0
+        """How often something was seen that is not to be sent."""
         self._full_at: list[float] = []
         origin.traffic.is_gone = lambda bucket, key, moment: self.of(bucket, key).is_gone(moment)
         origin.traffic.had_no_room = self._had_no_room
@@ -161,7 +167,7 @@ class Judge:
 
     def _check_marker(self, bucket: str, marker: str, value: bytes) -> None:
         of_bucket = ((key, history) for (name, key), history in self.keys.items() if name == bucket)
-        key = missing(marker, value, of_bucket)
+        key = missing(marker, value, of_bucket, partial(self._is_left_out, bucket))
         if key is not None:
             self.violated("markers come last", f"{marker} is at the origin, and {key} is not")
 
@@ -266,6 +272,9 @@ class Judge:
             if (bucket, key) in self.kept().conflicts:
                 self._check_conflict(bucket, key, history)
                 continue
+            if (bucket, key) in self.kept().local:
+                self._check_superseded(bucket, key)
+                continue
             if _waits_for_a_person(key, self.kept().conflicts):
                 continue
             rule = "all is flushed" if is_late else "small ones do not wait"
@@ -285,6 +294,9 @@ class Judge:
             value = self.origin.data(bucket, key)
             if (bucket, key) in kept.pending and _waits_for_a_person(key, kept.conflicts):
                 continue
+            if (bucket, key) in kept.local:
+                self._check_superseded(bucket, key)
+                continue
             is_conflict = (bucket, key) in kept.conflicts
             is_kept = is_conflict and self._may_conflict(bucket, key, history)
             if not is_kept and value not in history.may_be():
@@ -295,12 +307,39 @@ class Judge:
                 self._check_conflict(bucket, key, history)
         held = sum(
             1
-            for _, key in kept.pending - kept.conflicts
+            for _, key in kept.pending - kept.conflicts - kept.local
             if not key.startswith(DENIED) and not _waits_for_a_person(key, kept.conflicts)
         )
         files = 0 if kept.pending or kept.open_uploads else kept.files
         left = {"pending": held, "in doubt": kept.in_doubt, "files": files, "probes": self.origin.probes()}
         self._check_left("nothing is left", left)
+
+    def _check_superseded(self, bucket: str, key: str) -> None:
+        """What is not to be sent belongs to a checkpoint of whose run another has come to the origin, all of it; or it
+        is a marker that may name such a one."""
+        self.left_out += 1
+        if not is_marker(key) and not self._is_superseded(bucket, key):
+            self.violated(
+                "what is left out is superseded", f"{bucket}/{key} is not sent, and no other of its run is there"
+            )
+
+    def _is_left_out(self, bucket: str, key: str, until: float) -> bool:
+        return (bucket, key) in self.kept().local and self._is_superseded(bucket, key, until)
+
+    def _is_superseded(self, bucket: str, key: str, until: float = math.inf) -> bool:
+        """Whether another checkpoint of the run has come to the origin, that was acknowledged by a time."""
+        rules = rules_of(None)
+        member = member_of(ObjectKey(bucket, key), rules)
+        come = dict[str, bool]()
+        for (of_bucket, name), history in self.keys.items():
+            other = member_of(ObjectKey(of_bucket, name), rules)
+            if member is None or other is None or of_bucket != bucket or other.checkpoint.run != member.checkpoint.run:
+                continue
+            last = history.last_acknowledged()
+            if last is not None and last.value is not None:
+                has_come = any(value == last.value for _, value in history.arrived) and (last.ended or 0.0) <= until
+                come[other.checkpoint.prefix] = come.get(other.checkpoint.prefix, True) and has_come
+        return any(is_whole for prefix, is_whole in come.items() if member and prefix != member.checkpoint.prefix)
 
     def _may_conflict(self, bucket: str, key: str, history: KeyHistory) -> bool:
         unclear_seconds = UNCLEAR_SECONDS + self.origin.dialect.latency_seconds[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.simulation.histories import Attempt, KeyHistory, Value
@@ -36,8 +36,14 @@ def is_marker(key: str) -> bool:
     return key.rpartition("/")[2] in _NAMES or key.endswith(_ENDS)
 
 
-def missing(marker: str, value: Value, keys: Iterable[tuple[str, KeyHistory]]) -> str | None:
+def missing(
+    marker: str,
+    value: Value,
+    keys: Iterable[tuple[str, KeyHistory]],
+    is_left_out: Callable[[str, float], bool] = lambda _key, _until: False,
+) -> str | None:
     """A key of those that a marker speaks for, which was acknowledged before it, and has not been at the origin.
+    `is_left_out`: whether a key is of a checkpoint that one had superseded which was acknowledged by a time.
 
     What was written to that key later is as good. What is in conflict is not: others' object is no part of it.
     """
@@ -48,6 +54,8 @@ def missing(marker: str, value: Value, keys: Iterable[tuple[str, KeyHistory]]) -
     directory = marker.rpartition("/")[0] + "/"
     for key, history in sorted(found.items()):
         if key != marker and key.startswith(directory) and not key.endswith(_PASSING) and _misses(history, asked):
+            if is_left_out(key, asked.begun):
+                continue
             return key
     return None
 

@@ -49,6 +49,8 @@ class Kept:
     perhaps_others: int = 0
     files: int = 0
     known: frozenset[str] = frozenset()
+    local: frozenset[tuple[str, str]] = frozenset()
+    """Of what is pending, what is not to be sent."""
 
 
 NOTHING_KEPT = Kept()
@@ -69,6 +71,9 @@ class _NoBlocks(ClosedCache):
 
     async def adopt(self, *_: Any, **__: Any) -> bool:
         raise StoreUnavailable("this node keeps no blocks")
+
+    async def keep_only(self, prefixes: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
+        return {}, dict.fromkeys(prefixes, "this node keeps no blocks")
 
 
 class BodyThreads:
@@ -231,6 +236,7 @@ class Node:
                 len(tx.aborting()) - tx.aborting_count(),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
                 frozenset(name for name in self._origin.inner.buckets if _absorbs(tx, name)),
+                frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.LOCAL),
             )
 
         number = next((one for one in sorted(self._buffers) if self.alive(one)), None)

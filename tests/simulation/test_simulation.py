@@ -30,6 +30,21 @@ def test_rules_hold(dialect: str) -> None:
         assert not world.judge.violations, "\n".join([*world.said[-60:], f"seed {seed}: {world.judge.violations[0]}"])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", ["latest", "every-2nd"])
+def test_rules_hold_where_superseded_checkpoints_are_left_out(rule: str) -> None:
+    """Nothing else is lost, and nothing is left out of which no newer one is at the origin."""
+    often = {"save_run": 6.0, "put": 2.0, "delete": 2.0, "read": 4.0, "trouble": 3.0, "heal": 4.0, "away": 1.0}
+    often |= {"pass_time": 8.0, "kill_worker": 1.0, "kill_background": 2.0, "cut_power": 1.0, "others_delete": 1.0}
+    left_out = 0
+    for seed in range(SEED, SEED + HISTORIES):
+        world = play(Setting(seed, "aws", often=often, flush=rule))
+        assert not world.judge.violations, "\n".join([*world.said[-60:], f"seed {seed}: {world.judge.violations[0]}"])
+        left_out += world.judge.left_out
+    assert left_out > 0
+
+
 def test_a_seed_replays() -> None:
     """In another process, whose strings have other hashes, too."""
     script = (

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -91,6 +91,7 @@ class Setting:
     """What a history is like. `often` weighs actions in the place of the dice: those that it does not name never come.
 
     `skew_seconds`: how far the node's clock is ahead, and stays; None: as the dice say. `lies`: the disk's syncs do.
+    `flush`: which checkpoints the slot sends.
     """
 
     seed: int
@@ -100,6 +101,7 @@ class Setting:
     skew_seconds: float | None = None
     lies: bool = False
     often: Mapping[str, float] | None = None
+    flush: str = "all"
 
 
 class World:
@@ -118,8 +120,9 @@ class World:
         self.origin = SimulatedOrigin(dialect, self.clock, origin_dice, self._changed, traffic)
         traffic.has_upload = self.origin.has_upload
         self.judge = Judge(self.origin, setting.only)
+        slots = [replace(slot, flush=setting.flush) for slot in SLOTS]
         self.node = Node(
-            SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, SLOTS, self.node_clock, node_dice
+            SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, slots, self.node_clock, node_dice
         )
         self.judge.kept = self.node.kept
         self.clients = Clients(self.node, self.origin, self.judge, self.clock, self.dice, self.say)

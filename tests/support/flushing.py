@@ -148,7 +148,7 @@ class Buffer:
         return await self.journal.change(lambda tx: tx.acknowledge(new))
 
     async def upload(
-        self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None, upload_id: str = "u"
+        self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None, upload_id: str = "u", **changed: Any
     ) -> Write:
         opened = Write(
             WriteSpec(at, HEADERS, "slot"),
@@ -156,6 +156,7 @@ class Buffer:
             1.0,
             upload_id=upload_id,
             origin_upload_id=origin_upload_id,
+            **changed,
         )
         files = [self.stage(os.urandom(size)) for size in sizes]
         parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))

@@ -52,7 +52,9 @@ def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
-    return Adoption(offered.path, Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False), placed)
+    return Adoption(
+        offered.path, Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False), placed, offered.version.key
+    )
 
 
 def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecord]:

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -267,6 +267,11 @@ class BlockIndex:
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
         return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
+
+    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
+        """The ids of the blocks of all versions of an object."""
+        with self.reading() as transaction:
+            return transaction.blocks_of_object(object_id)
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object.
@@ -597,6 +602,14 @@ def _check_writes(written_bytes: int, capacity: Capacity) -> None:
 
 
 PINS_MAX = 1000
+"""Of those that somebody asks for."""
+
+KEPT_FROM = 2**31
+"""Their numbers have this bit: what they have left is the first to leave."""
+
+KEPT_MAX = 1000
+"""Of those that `keep_last` of slots asks for."""
+
 FILES_PER_STEP = 64
 """A transaction of about a millisecond: others wait for it."""
 
@@ -609,9 +622,13 @@ class PinList:
 
     numbers: dict[str, int]
     next_number: int = 1
+    kept: frozenset[str] = frozenset()
+    """Those of them that nobody has asked for by name: the newest checkpoints (`keep_last` of a slot)."""
 
     def pack(self) -> bytes:
-        document = {"format": _FORMAT, "next": self.next_number, "pins": self.numbers}
+        document: dict[str, object] = {"format": _FORMAT, "next": self.next_number, "pins": self.numbers}
+        if self.kept:
+            document["kept"] = sorted(self.kept)
         return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
     @classmethod
@@ -621,7 +638,8 @@ class PinList:
             document = orjson.loads(content)
             if document["format"] != _FORMAT:
                 raise ValueError(document["format"])
-            return cls({str(prefix): int(number) for prefix, number in document["pins"].items()}, document["next"])
+            numbers = {str(prefix): int(number) for prefix, number in document["pins"].items()}
+            return cls(numbers, document["next"], frozenset(map(str, document.get("kept", ()))) & numbers.keys())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreUnavailable(f"the file of pins cannot be understood: {error}") from error
 
@@ -680,9 +698,10 @@ class Pins:
         return known[1]
 
     def all(self) -> dict[str, int]:
-        """The number of every pinned prefix."""
+        """The number of every prefix that somebody has pinned."""
+        kept = self._read().kept
         with self._index.reading() as transaction:
-            return dict(sorted(transaction.pins().items()))
+            return {prefix: number for prefix, number in sorted(transaction.pins().items()) if prefix not in kept}
 
     def recover(self) -> None:
         """Have the index know what the file says, whatever became of the index."""
@@ -696,20 +715,56 @@ class Pins:
         with self._index.writing() as transaction:
             known = self._read()
             if prefix in known.numbers:
+                self._replace(transaction, replace(known, kept=known.kept - {prefix}))
                 return known.numbers[prefix]
+            covered = {one for one in known.kept if one.startswith(prefix)}  # they give way: they stay all the same
+            left = {name: number for name, number in known.numbers.items() if name not in covered}
+            known = PinList(left, known.next_number, known.kept - covered)
+            around = next((one for one in known.kept if prefix.startswith(one)), None)
+            if around is not None:
+                raise PinRefused(f"{prefix} lies within {around}, which is kept: it stays already")
             _check_new(known, prefix)
             number = known.next_number
-            self._replace(transaction, PinList(known.numbers | {prefix: number}, number + 1))
+            self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
             return number
+
+    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
+        """Have these prefixes be kept, and no others, besides those that somebody has pinned. The number of the pin
+        that each is under, and why one is under none. `let_go` does the rest."""
+        with self._index.writing() as transaction:
+            known = self._read()
+            numbers = {name: one for name, one in known.numbers.items() if name not in known.kept or name in wanted}
+            kept, number = known.kept & numbers.keys(), known.next_number
+            found, refused = dict[str, int](), dict[str, str]()
+            for prefix in wanted:
+                around = next((one for one in numbers if prefix.startswith(one)), None)
+                within = next((one for one in numbers if one.startswith(prefix)), None)
+                if around is not None:
+                    found[prefix] = numbers[around]
+                elif within is not None:
+                    refused[prefix] = f"{within}, which lies within it, is pinned"
+                elif len(kept) >= KEPT_MAX:
+                    refused[prefix] = f"{KEPT_MAX} checkpoints are kept"
+                else:
+                    found[prefix] = numbers[prefix] = KEPT_FROM | number
+                    kept, number = kept | {prefix}, number + 1
+            followed = PinList(numbers, number, kept)
+            if followed != known:
+                self._replace(transaction, followed)
+            return found, refused
+
+    def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> None:
+        """Put the files of all blocks of an object under a pin. PinRefused when the slot may not pin so much."""
+        self.hold(self._index.blocks_of_object(object_id), number, capacity)
 
     def remove(self, prefix: str) -> bool:
         """Unpin; whether it was pinned. `let_go` does the rest."""
         with self._index.writing() as transaction:
             known = self._read()
-            left = {name: number for name, number in known.numbers.items() if name != prefix}
-            if len(left) == len(known.numbers):
+            if prefix not in known.numbers or prefix in known.kept:
                 return False
-            self._replace(transaction, PinList(left, known.next_number))
+            left = {name: number for name, number in known.numbers.items() if name != prefix}
+            self._replace(transaction, PinList(left, known.next_number, known.kept))
             return True
 
     def let_go(self) -> Iterator[None]:
@@ -742,7 +797,11 @@ class Pins:
         with self._index.writing() as transaction:
             found = transaction.queued(slot, Queue.PINNED, after, FILES_PER_STEP)
             for _, file in found:
-                if not transaction.has_pin(file.pin):
+                if transaction.has_pin(file.pin):
+                    continue
+                if file.pin >= KEPT_FROM:
+                    transaction.let_go_first(file)
+                else:
                     transaction.hold(file, 0)
             return found[-1][0] if found else None
 
@@ -763,7 +822,7 @@ class Pins:
 
 
 def _check_new(known: PinList, prefix: str) -> None:
-    if len(known.numbers) >= PINS_MAX:
+    if len(known.numbers) - len(known.kept) >= PINS_MAX:
         raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
     for other in known.numbers:
         if prefix.startswith(other):

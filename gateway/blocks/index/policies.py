@@ -121,6 +121,9 @@ REUSE_DISTANCE_BYTES = 2 * _WINDOW.size + _ENDS.size
 PASSING_PART = 64
 """epoch's small queue is kept at this part of the slot: what it does not hit."""
 
+FIRST_TO_LEAVE = 0
+"""The sequence of files that go before all others of their slot, whatever policy it has; none is given this one."""
+
 REQUEUED_MAX = 32
 """Files that one search for a victim gives another chance: it happens within a transaction."""
 
@@ -286,7 +289,7 @@ class Epoch:
             return self._passing(view, slot)
         account = view.account(slot)
         kept_since = account.reuse.kept_since(account.position)
-        if kept_since is None or oldest.used_at < kept_since:
+        if kept_since is None or oldest.used_at < kept_since or oldest.sequence == FIRST_TO_LEAVE:
             return oldest
         return self._passing(view, slot) or oldest
 

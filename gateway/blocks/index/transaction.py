@@ -17,7 +17,7 @@ from itertools import islice
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.index.policies import POLICIES, Queue, SlotAccount
+from gateway.blocks.index.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
 from gateway.blocks.layout import (
     FILE_KEY_BYTES,
     BlockRecord,
@@ -168,6 +168,11 @@ class IndexTransaction:
         """A block and the file that it lies in."""
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
+
+    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
+        """The ids of the blocks of all versions of an object."""
+        rows = layout.items(self._transaction, self._tables.blocks, object_id)
+        return [key[len(object_id) :] + key[: len(object_id)] for key, _ in rows]
 
     def has_block(self, block_id: bytes) -> bool:
         row = self._block_row(block_id)
@@ -430,6 +435,10 @@ class IndexTransaction:
         queue = Queue.PINNED if pin else Queue.MAIN
         used_at = self.account(file.slot).position
         self.change(replace(file, queue=queue, pin=pin, sequence=self.next_sequence(), used_at=used_at))
+
+    def let_go_first(self, file: FileRecord) -> None:
+        """Let go of a file that was under a pin: it is the first to leave its slot, unless it is used before that."""
+        self.change(replace(file, queue=Queue.MAIN, pin=0, sequence=FIRST_TO_LEAVE, frequency=0, used_at=0))
 
     # Files on their way in and out.
 

@@ -77,14 +77,16 @@ PATIENCE_BEFORE_THROUGH_SECONDS = 1.0
 async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
     """Room for the request's body on a slot's account as long as this lasts; or why it must go through.
 
-    Leave it when the write is in the journal. S3Error SlowDown where the slot wants that.
+    Leave it when the write is in the journal. S3Error SlowDown where the slot wants that; with `write = "scratch"`
+    nothing goes through, and what is larger than all of the buffer is EntityTooLarge.
     """
     bounds = buffer.bounds.of(slot)
     if bounds is None:
         yield None
         return
     size_bytes = announced_bytes(context)
-    slows_down = bounds.slot.buffer_full == "slow-down"
+    is_scratch = bounds.slot.write == "scratch"
+    slows_down = bounds.slot.buffer_full == "slow-down" or is_scratch
     patience_seconds = PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS
     bound = await bounds.take(context.credential, size_bytes, patience_seconds)
     if bound is None:
@@ -93,7 +95,9 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
         finally:
             bounds.give_back(context.credential, size_bytes)
         return
-    if bound.passes and slows_down:
+    if bound is Bound.SIZE and is_scratch:
+        raise s3_error("EntityTooLarge", ProposedSize=str(size_bytes), MaxSizeAllowed=str(bounds.slot.buffer_bytes))
+    if is_scratch or (bound.passes and slows_down):
         raise slow_down(context, buffer, slot, bound)
     yield bound
 

@@ -22,7 +22,13 @@ from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.operations.writeback.expected_version import current_expected_version, goes_through_unseen
 from gateway.operations.writeback.flush_wait import FlushWait, until_next_look
 from gateway.operations.writeback.parts import check_owner, no_such_upload
-from gateway.operations.writeback.write_back_policy import Reason, has_conditions, is_condition, names_encryption
+from gateway.operations.writeback.write_back_policy import (
+    Reason,
+    has_conditions,
+    is_condition,
+    names_encryption,
+    refuse_unless_kept_here,
+)
 from gateway.operations.writeback.write_through import goes_through, with_retries
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
 from gateway.s3.error_codes import CODES, s3_error
@@ -58,7 +64,8 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
         goes_through(context, reason)
         return await _left_to_the_origin(context, buffer, upload, made, completed_of)
     try:
-        upload = replace(upload, expected=await current_expected_version(context, buffer, upload.expected))
+        if context.slot.write != "scratch":
+            upload = replace(upload, expected=await current_expected_version(context, buffer, upload.expected))
     except OriginAnswered as refusal:
         await goes_through_unseen(context, buffer, refusal)
         return await _left_to_the_origin(context, buffer, upload, made, completed_of)
@@ -75,12 +82,17 @@ def _why_of_the_origin(
 ) -> Reason | None:
     """Why the origin must make the object; None: it need not. What its ETag will be may have turned out another than
     was foretold since the upload began, unless that said itself how it is to be encrypted."""
+    is_scratch = context.slot.write == "scratch"
     if has_conditions(context.request.headers):
+        refuse_unless_kept_here(Reason.CONDITION if is_scratch else None)
         return Reason.CONDITION
-    if not are_here:
+    if not are_here:  # in a scratch slot, it was begun when the slot was none
         return Reason.PART
     if not _is_verified(context.request.headers, upload.spec.headers, made):
+        refuse_unless_kept_here(Reason.HEADER if is_scratch else None)
         return Reason.HEADER
+    if is_scratch:
+        return None
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     is_foretold = capabilities is None or capabilities.foretells(of_parts=True) or names_encryption(upload.spec.headers)
     return None if is_foretold else Reason.BUCKET_ETAGS

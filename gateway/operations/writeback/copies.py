@@ -42,6 +42,7 @@ from gateway.operations.writeback.write_back_policy import (
     check_stored,
     fixed_headers,
     is_foreseen,
+    refuse_unless_kept_here,
     why_of_bucket,
     why_of_headers,
     why_of_key,
@@ -65,7 +66,7 @@ from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
 from gateway.steps import each, in_steps
 from gateway.writeback.files.staged_file import StagedFile
-from gateway.writeback.journal.records import Part, Write, WriteSpec
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -82,16 +83,21 @@ _ALWAYS_KEPT = ("x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-taggin
 def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | None:
     """The pending source of a CopyObject that can be carried out here; None: there is none, or the origin is needed."""
     headers = context.request.headers
-    if context.slot.write != "back":
+    if not context.slot.is_buffered:
         return None
+    is_scratch = context.slot.write == "scratch"
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, _is_foreseen)
-    reason = reason or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
+    if not is_scratch:
+        reason = reason or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
+    if is_scratch:
+        refuse_unless_kept_here(reason)
+        return pending
     if reason is not None:
         goes_through(context, reason)
         return None
@@ -106,14 +112,17 @@ async def buffer_copy(
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
-    async with aclosing(ExpectedVersionQuery(context)) as question:
-        try:
-            expected = await expected_version(context, buffer, question)
-        except OriginAnswered as refusal:
-            await goes_through_unseen(context, buffer, refusal)
-            return await leave()
+    is_scratch, expected = context.slot.write == "scratch", ExpectedVersion.unknown(context.services.clock)
+    if not is_scratch:
+        async with aclosing(ExpectedVersionQuery(context)) as question:
+            try:
+                expected = await expected_version(context, buffer, question)
+            except OriginAnswered as refusal:
+                await goes_through_unseen(context, buffer, refusal)
+                return await leave()
     parts = await buffer.journal.parts(source.id)
     if len(parts) != source.parts_count:  # it has just reached the origin
+        refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
         goes_through(context, Reason.SOURCE)
         return await leave()
     copy = Write(
@@ -128,6 +137,7 @@ async def buffer_copy(
         acknowledged_at=now,
     )
     if not await buffer.acknowledge_sharing(copy):
+        refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
         goes_through(context, Reason.SOURCE)
         return await leave()
     fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))

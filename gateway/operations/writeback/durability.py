@@ -1,6 +1,7 @@
 """`x-forebay-durable`: whether the origin has a checkpoint, told to who reads the object by which readers know that.
 
-On GET and HEAD of a marker in a slot with `write = "back"`. `true`: nothing of it is pending, so the origin has it, and
+On GET and HEAD of a marker in a slot with `write = "back"`, and of every object in one with `write = "scratch"`.
+`true`: nothing of it is pending, so the origin has it, and
 had all before it that this node had acknowledged before it under its directory (order.py). `false`: it is here only.
 """
 
@@ -19,7 +20,7 @@ HEADER = "x-forebay-durable"
 def tells_durability(context: RequestContext) -> bool:
     """Whether the answer to a read says it."""
     slot = context.slot
-    return slot.write == "back" and is_marker(context.request.key or "", slot.markers)
+    return slot.write == "scratch" or (slot.is_buffered and is_marker(context.request.key or "", slot.markers))
 
 
 def with_durability(answer: Answer, *, is_durable: bool) -> Answer:

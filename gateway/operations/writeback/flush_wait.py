@@ -18,7 +18,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence
 from gateway.writeback.flushing.state import LookedFor, Refused
-from gateway.writeback.journal.records import State
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import key_prefix_before
 
 if TYPE_CHECKING:
@@ -65,13 +65,21 @@ class FlushWait:
         stop = prefix_end(start) if start else END
         return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
 
-    async def for_prefix(self, bucket: str, prefix: str = "") -> None:
-        """Of all that is pending in a bucket under a prefix."""
+    async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
+        """Of all that is pending in a bucket under a prefix, but for what is not to be sent; without `past_local`,
+        where there is such: S3Error NotImplemented."""
         newest = self._buffer.look(lambda tx: tx.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
         while found := self._buffer.look(lambda tx: tx.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
             for one in found:
+                if one.state is State.LOCAL and not past_local:
+                    raise s3_error(
+                        "NotImplemented",
+                        "The bucket has objects that are kept on this node only, not to be sent: delete them first.",
+                    )
+                if one.state is State.LOCAL:  # nobody sends it
+                    continue
                 await self.for_write(one.key, min(one.sequence, newest))
             start = key_successor(found[-1].key.key.encode())
 
@@ -113,6 +121,8 @@ class FlushWait:
         while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
             if first.state is State.CONFLICT:
                 raise conflict(self._name(key))
+            if first.state is State.LOCAL:
+                await self._send_after_all(first)
             if self._clock.monotonic() >= self._deadline:
                 raise s3_error("ServiceUnavailable", f"{self._name(key)} is not at the origin yet: try again.")
             if looks == _PATIENT_LOOKS:
@@ -120,6 +130,17 @@ class FlushWait:
                     await self._buffer.prioritise(key)
             looks += 1
             await until_next_look(self._clock, began)
+
+    async def _send_after_all(self, local: Write) -> None:
+        """What only the origin can be asked about goes there, unless its slot sends nothing: S3Error NotImplemented."""
+        if self._context.services.slots.find(local.key.bucket, local.key.key).write == "scratch":
+            raise s3_error(
+                "NotImplemented",
+                f'{self._name(local.key)} is kept on this node only (write = "scratch"), and only the origin could '
+                "answer this request.",
+            )
+        now = self._clock.now()
+        await self._buffer.journal.change(lambda tx: tx.send_after_all(local.id, now))
 
     def _name(self, key: ObjectKey) -> str:
         """Of a key that the caller may not touch, and whose turn comes before (for_turn), not even its name is told."""

@@ -32,6 +32,7 @@ from gateway.operations.writeback.write_back_policy import (
     fixed_headers,
     is_foreseen,
     makes_md5_etags,
+    refuse_unless_kept_here,
     storage_classes,
     why_of_bucket,
     why_of_headers,
@@ -41,7 +42,7 @@ from gateway.operations.writeback.write_through import goes_through, written_thr
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.records import BucketCapabilities, Part, Write, WriteSpec
+from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -53,8 +54,11 @@ LEARNED_AGAIN_SECONDS = 600.0
 
 async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_foreseen)
+    if context.slot.write == "scratch":
+        refuse_unless_kept_here(reason)
+        return await _keep(context, buffer)
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     if reason is not None:
         return await _through(context, buffer, reason)
     reason = why_of_bucket(capabilities, headers=context.request.headers)
@@ -75,6 +79,17 @@ def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
     return not 0 <= context.services.clock.now() - capabilities.learned_at < LEARNED_AGAIN_SECONDS
 
 
+async def _keep(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Acknowledge an object that stays here: the origin is not asked."""
+    check_stored(context.request.headers)
+    async with room_for_body(context, buffer, context.slot.name):
+        nothing = ExpectedVersion.unknown(context.services.clock)
+        staged = await stage_body(context, buffer, context.slot.name, 1)
+        await buffer.acknowledge(_write(context, staged.part, nothing, nothing.asked_at))
+    await apply_backpressure(context, buffer, context.slot.name)
+    return Response(200, staged.answer_headers, b"", "absorbed")
+
+
 async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     async with aclosing(ExpectedVersionQuery(context)) as question:
         staged = await stage_body(context, buffer, context.slot.name, 1)
@@ -90,21 +105,22 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
         except BaseException:
             await buffer.give_up(part)
             raise
-    spec = WriteSpec(
-        context.object_key, fixed_headers(filter_request_headers(context.request.headers)), context.slot.name
-    )
-    pending = Write(
-        spec,
+    await buffer.acknowledge(_write(context, part, expected, question.nothing.asked_at))
+    return Response(200, staged.answer_headers, b"", "absorbed")
+
+
+def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float) -> Write:
+    headers = fixed_headers(filter_request_headers(context.request.headers))
+    return Write(
+        WriteSpec(context.object_key, headers, context.slot.name),
         expected,
-        question.nothing.asked_at,
+        began_at,
         etag=part.file.etag,
         size_bytes=part.file.size_bytes,
         parts=(part,),
         checksums=part.checksums,
         acknowledged_at=part.stored_at,
     )
-    await buffer.acknowledge(pending)
-    return Response(200, staged.answer_headers, b"", "absorbed")
 
 
 async def _send_staged(context: RequestContext, buffer: WritebackBuffer, part: Part) -> Response:

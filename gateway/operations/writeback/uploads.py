@@ -27,11 +27,13 @@ from gateway.operations.writeback.expected_version import ExpectedVersionQuery, 
 from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS, until_next_look
 from gateway.operations.writeback.parts import check_owner, no_such_upload, number_of, upload_of
 from gateway.operations.writeback.write_back_policy import (
+    Reason,
     check_stored,
     created_headers,
     makes_md5_etags,
     may_begin_without_origin,
     names_encryption,
+    refuse_unless_kept_here,
     storage_classes,
     tells_encryption,
     why_of_bucket,
@@ -99,6 +101,11 @@ class _Answer:
 async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Begin an upload at the origin, and here."""
     check_stored(context.request.headers)
+    if context.slot.write == "scratch":
+        refuse_unless_kept_here(why_of_key(context.object_key.key))
+        refuse_unless_kept_here(None if may_begin_without_origin(context.request) else Reason.HEADER)
+        await receive_payload(context)
+        return await _begun_here(context, buffer)
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     of_key = why_of_key(context.object_key.key)
     reason = of_key or why_of_bucket(capabilities, of_parts=True)

@@ -137,6 +137,15 @@ def why_of_key(key: str) -> Reason | None:
     return None
 
 
+def refuse_unless_kept_here(reason: Reason | None) -> None:
+    """S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge."""
+    if reason is not None:
+        raise s3_error(
+            "NotImplemented",
+            f'The slot has write = "scratch": nothing is sent to the origin, and this only it could judge ({reason}).',
+        )
+
+
 def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bool]) -> Reason | None:
     """Why the headers of a write have the origin judge it; None: they do not. `foreseen` as `is_foreseen`."""
     if all(foreseen(name, value) for name, value in headers.items()):

@@ -170,7 +170,7 @@ async def deleted_through(
     finally:
         bucket, slots = context.request.bucket or "", context.services.slots
         own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
-        changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).write == "back"]
+        changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).is_buffered]
 
         def note(tx: JournalTransaction) -> None:
             for key in changed:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.errors import BufferDamaged
@@ -18,6 +18,7 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
+from gateway.writeback.checkpoints.retention import Save
 from gateway.writeback.checkpoints.state import (
     CheckpointFacts,
     CheckpointState,
@@ -27,7 +28,7 @@ from gateway.writeback.checkpoints.state import (
 )
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.view import BEHIND_ALL, OPEN, decoded, text
+from gateway.writeback.journal.view import BEHIND_ALL, LOCAL_OF_CHECKPOINTS, OPEN, decoded, text
 
 UPLOADS_MAX = 1000
 """Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
@@ -43,9 +44,28 @@ class CheckpointRow:
     name: CheckpointName
     slot: str
     facts: CheckpointFacts
+    run: bytes = b""
+    ordinal: int = 0
 
 
-_COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at"
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run's checkpoints in a slot, the newest first; of those in `unsent` something is to be sent."""
+
+    slot: str
+    rows: Sequence[CheckpointRow]
+    unsent: frozenset[int] = frozenset()
+
+    @property
+    def saves(self) -> list[Save]:
+        """As rules look at them."""
+        return [
+            Save(one.id, one.ordinal, one.facts.began_at, one.facts.state, _is_whole(one.facts), one.facts.last_at)
+            for one in self.rows
+        ]
+
+
+_COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal"
 
 
 class CheckpointQueries:
@@ -69,6 +89,65 @@ class CheckpointQueries:
     async def unfinished(self, now: float) -> Sequence[CheckpointRow]:
         """Those that the origin does not have whole."""
         return await self._queries.look(lambda rows: self._unfinished(rows, now))
+
+    async def runs(self, slots: Collection[str], now: float) -> Sequence[RunRow]:
+        """Of some slots."""
+        return await self._queries.look(lambda rows: self._runs(rows, slots, now))
+
+    async def unsent_runs(self, slots: Collection[str], now: float) -> Sequence[RunRow]:
+        """The same of those in which a checkpoint has something that may be left out (`keep_here`)."""
+        return await self._queries.look(lambda rows: self._unsent_runs(rows, slots, now))
+
+    async def local(self, slots: Collection[str]) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
+        """Of some slots, the checkpoints of which something is not to be sent: slot, id and run; None: of no
+        checkpoint."""
+        return await self._queries.look(lambda rows: self._local(rows, slots))
+
+    async def run_of(self, run: Sequence[Any], now: float) -> RunRow:
+        """One run, as `local` tells it."""
+        return await self._queries.look(lambda rows: self._run(rows, run, now))
+
+    async def durable_objects(self, checkpoint_id: int) -> Sequence[ObjectKey]:
+        """What the origin has of a checkpoint."""
+        query = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
+        found = await self._queries.look(lambda rows: rows.execute(query, (checkpoint_id,)).fetchall())
+        return [ObjectKey(bucket, decoded(key)) for bucket, key in found]
+
+    def _local(
+        self, rows: sqlite3.Connection, slots: Collection[str]
+    ) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
+        marks = ",".join("?" * len(slots))
+        query = (
+            f"SELECT DISTINCT l.slot, c.id, c.slot, c.bucket, c.run FROM ({LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 "
+            f"AND w.slot IN ({marks})) l LEFT JOIN checkpoints c ON c.id = l.checkpoint_id"
+        )
+        found = rows.execute(query, tuple(slots)).fetchall()
+        return [
+            (slot, checkpoint_id, run if checkpoint_id is not None else None) for slot, checkpoint_id, *run in found
+        ]
+
+    def _runs(self, rows: sqlite3.Connection, slots: Collection[str], now: float) -> Sequence[RunRow]:
+        marks = ",".join("?" * len(slots))
+        query = f"SELECT DISTINCT slot, bucket, run FROM checkpoints WHERE slot IN ({marks})"
+        return [self._run(rows, one, now) for one in rows.execute(query, tuple(slots)).fetchall()]
+
+    def _unsent_runs(self, rows: sqlite3.Connection, slots: Collection[str], now: float) -> Sequence[RunRow]:
+        marks = ",".join("?" * len(slots))
+        query = (
+            "SELECT DISTINCT c.id, c.slot, c.bucket, c.run FROM checkpoint_objects o "
+            "JOIN checkpoints c ON c.id = o.checkpoint_id JOIN writes w ON w.id = o.write_id "
+            f"WHERE o.durable_at IS NULL AND w.state = 1 AND w.damaged = 0 AND w.priority <> 0 AND c.slot IN ({marks})"
+        )
+        unsent: dict[tuple[Any, ...], set[int]] = {}
+        for checkpoint_id, *run in rows.execute(query, tuple(slots)).fetchall():
+            unsent.setdefault(tuple(run), set()).add(checkpoint_id)
+        return [replace(self._run(rows, run, now), unsent=frozenset(ids)) for run, ids in unsent.items()]
+
+    def _run(self, rows: sqlite3.Connection, run: Sequence[Any], now: float) -> RunRow:
+        slot, bucket, name = run
+        query = f"SELECT {_COLUMNS} FROM checkpoints WHERE bucket = ? AND run = ? AND slot = ? ORDER BY began_at DESC"
+        found = rows.execute(query, (bucket, name, slot)).fetchall()
+        return RunRow(slot, [row for one in found if (row := self._row(rows, one, now)) is not None])
 
     def _page(
         self,
@@ -105,7 +184,7 @@ class CheckpointQueries:
 
     def _row(self, rows: sqlite3.Connection, columns: Sequence[Any], now: float) -> CheckpointRow | None:
         """None for one of which there is nothing, not even an open upload."""
-        checkpoint_id, bucket, prefix, run, slot, step, layout, began_at = columns
+        checkpoint_id, bucket, prefix, run, slot, step, layout, began_at, ordinal = columns
         uploads = _uploads(rows, bucket, prefix)
         mark = self._mark(rows, columns) if not uploads else None
         if mark is not None and self._settled.get(checkpoint_id, (None,))[0] == mark:
@@ -115,7 +194,8 @@ class CheckpointQueries:
         if not objects and not uploads:
             return None
         facts = facts_of(objects, uploads, began_at, _ranks_before(rows, bucket, run, checkpoint_id, began_at), now)
-        row = CheckpointRow(checkpoint_id, CheckpointName(bucket, decoded(prefix), step, layout), slot, facts)
+        name = CheckpointName(bucket, decoded(prefix), step, layout)
+        row = CheckpointRow(checkpoint_id, name, slot, facts, run, ordinal)
         if mark is not None and facts.state is CheckpointState.DURABLE:
             self._settled[checkpoint_id] = mark, row
             while len(self._settled) > _REMEMBERED_MAX:
@@ -165,6 +245,7 @@ def _object(
         acknowledged_at,
         rank,
         durable_at is not None,
+        state == State.LOCAL,
         state == State.CONFLICT,
         bool(attempts or damaged),
         state == State.PUBLISHING,
@@ -200,6 +281,10 @@ def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, checkpoint_
         return set()
     ranks = "SELECT DISTINCT rank FROM checkpoint_objects WHERE checkpoint_id = ? AND rank IS NOT NULL"
     return {rank for (rank,) in rows.execute(ranks, row)}
+
+
+def _is_whole(facts: CheckpointFacts) -> bool:
+    return facts.objects > 0 and not facts.missing and facts.state is not CheckpointState.WRITING
 
 
 def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:

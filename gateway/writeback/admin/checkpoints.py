@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
+from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
 from gateway.writeback.checkpoints.state import CheckpointState
@@ -39,6 +40,8 @@ class CheckpointsReport:
         self._clock = clock
         self._rates = FlushRates()
         self._see_again_at = 0.0
+        self.kept: Callable[[], Mapping[ObjectKey, str | None]] = dict
+        """The checkpoints that are to stay in the cache, and why one does not, if so."""
 
     async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
         """Those under a prefix; in the order of bucket and prefix. ValueError for a state or a token that is none."""
@@ -79,7 +82,7 @@ class CheckpointsReport:
 
     def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
         """Times in seconds since 1970; null is what is not known, or is not."""
-        name, facts = row.name, row.facts
+        name, facts, kept = row.name, row.facts, self.kept()
         left_seconds = self._rates.left_seconds(row.id, facts.flushed_bytes, facts.left_bytes, self._clock.monotonic())
         return {
             "bucket": name.bucket,
@@ -91,13 +94,16 @@ class CheckpointsReport:
             "files": facts.objects,
             "bytes": facts.size_bytes,
             "bytes_flushed": facts.flushed_bytes,
+            "bytes_local": facts.local_bytes,
             "ranks": len(facts.ranks),
             "ranks_seen": sorted(facts.ranks)[:RANKS_SHOWN_MAX],
             "began_at": facts.began_at,
             "last_at": facts.last_at,
             "save_seconds": facts.save_seconds,
-            "flush_seconds_left": None if facts.state is CheckpointState.DURABLE else left_seconds,
+            "flush_seconds_left": left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
             "exposed_seconds": None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
+            "kept": key_of(row) in kept and kept[key_of(row)] is None,
+            "kept_reason": kept.get(key_of(row)),
             "missing": _missing(row),
             "reason": facts.reason,
         }

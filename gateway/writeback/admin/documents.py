@@ -40,7 +40,9 @@ def object_document(row: PendingRow) -> dict[str, Any]:
 
 
 def _state_of(row: PendingRow) -> str:
-    """waiting, sending, conflict or damaged."""
+    """waiting, sending, local, conflict or damaged."""
+    if row.state is State.LOCAL:
+        return "local"
     if row.is_damaged:
         return "damaged"
     if row.is_conflict:
@@ -65,7 +67,18 @@ def upload_document(row: PendingRow) -> dict[str, Any]:
     }
 
 
-_SUMS = ("objects", "bytes", "staged_bytes", "open_uploads", "open_upload_bytes", "conflicts", "damaged", "failing")
+_SUMS = (
+    "objects",
+    "bytes",
+    "local_objects",
+    "local_bytes",
+    "staged_bytes",
+    "open_uploads",
+    "open_upload_bytes",
+    "conflicts",
+    "damaged",
+    "failing",
+)
 
 
 def summary_document(
@@ -97,6 +110,8 @@ def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dic
         "slot": name,
         "buffer_bytes": buffer_bytes,
         "staged_bytes": stats.staged_bytes,
+        "local_objects": stats.local_objects,
+        "local_bytes": stats.local_bytes,
         **_stats_document(stats.pending, stats.uploads),
         "oldest_upload_touched_at": stats.uploads.touched.at if stats.uploads.touched is not None else None,
         "reason": stats.reason,
@@ -132,6 +147,7 @@ def flush_document(
         "files_missing": sum(awaiting.values()),
         "through": through,
         **_stats_document(stats.pending, stats.uploads),
+        "local_objects": stats.local_objects,
         "bytes_sent": stats.sent_bytes,
         "stuck": stats.stuck,
         "held_up": stats.held_up,

@@ -31,7 +31,9 @@ Values: TypeAlias = Sequence[str | bytes | int]
 TOUCHED_MAX = 10_000
 """Their rows are read whole: some 20 ms for a thousand."""
 
-_PENDING = f"{PENDING} AND sequence IS NOT NULL"
+_HERE = f"{PENDING} AND sequence IS NOT NULL"
+_PENDING = f"{_HERE} AND state >= 0"
+"""What is to be sent; `_HERE` also what is not."""
 
 # By the indexes of schema.py, which hold nothing else: of what is pending few are.
 _CONFLICTS = "SELECT id FROM writes WHERE state = 3"
@@ -106,7 +108,7 @@ class FlushStats:
     """What is left of a flush. `sent_bytes` are at the origin, as parts of what is pending.
 
     `stuck` are conflicts, what is damaged, and what waits for these; `held_up` these, what fails, and what waits for
-    that.
+    that. `local_objects` are not to be sent.
     """
 
     pending: PendingStats = PendingStats()
@@ -114,6 +116,7 @@ class FlushStats:
     stuck: int = 0
     held_up: int = 0
     uploads: UploadStats = UploadStats()
+    local_objects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class SlotStats:
     uploads: UploadStats = UploadStats()
     staged_bytes: int = 0
     reason: str | None = None
+    local_objects: int = 0
+    local_bytes: int = 0
+    """What is not to be sent; `pending` has none of it."""
 
 
 class JournalStats(NamedTuple):
@@ -196,7 +202,7 @@ class PendingQueries:
     async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[PendingRow]:
         """What is pending under a prefix in the order of bucket, key and sequence, behind such a place."""
         where = _where_behind(prefix, "sequence", after, -1)
-        return await self._rows(where, f"{_PENDING} ORDER BY bucket, key, sequence", count)
+        return await self._rows(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
 
     async def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
         """What under a prefix does not get to the origin, behind a sequence."""
@@ -212,7 +218,7 @@ class PendingQueries:
     async def first_of(self, key: ObjectKey) -> PendingRow | None:
         """What is to be dealt with first under a key."""
         where = _Where("bucket = ? AND key = ?", (key.bucket, text(key.key)))
-        return next(iter(await self._rows(where, f"{_PENDING} ORDER BY sequence", 1)), None)
+        return next(iter(await self._rows(where, f"{_HERE} ORDER BY sequence", 1)), None)
 
     async def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[PendingRow]:
         """Uploads that are open under a prefix, in the order of bucket, key and id, behind such a place."""
@@ -292,6 +298,11 @@ def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
         _one(rows, behind.format(roots=_STUCK), values),
         _one(rows, behind.format(roots=_PROBLEM), values),
         UploadStats(*rows.execute(uploads, tuple(where.values)).fetchone()),
+        _one(
+            rows,
+            f"SELECT count(*) FROM writes WHERE {where.condition} AND sequence <= ? AND {_HERE} AND state = -1",
+            values,
+        ),
     )
 
 
@@ -307,6 +318,8 @@ def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
             uploads.get(slot, UploadStats()),
             usages[slot].staged_bytes if slot in usages else 0,
             reasons.get(slot),
+            usages[slot].local_objects if slot in usages else 0,
+            usages[slot].local_bytes if slot in usages else 0,
         )
         for slot in {*uploads, *usages, *pending}
     }

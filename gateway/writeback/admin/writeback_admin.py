@@ -57,7 +57,8 @@ class WritebackAdmin:
         self._resolver = resolver
         self._buffers = buffers
         self._clock = clock
-        self.report = CheckpointsReport(CheckpointQueries(queries), clock)
+        self.checkpoint_queries = CheckpointQueries(queries)
+        self.report = CheckpointsReport(self.checkpoint_queries, clock)
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     async def summary(self) -> dict[str, Any]:
@@ -133,6 +134,7 @@ class WritebackAdmin:
 
         def of_scope(tx: JournalTransaction) -> None:
             for first, stop in ranges:
+                tx.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
                 tx.raise_priority(scope.bucket, first, stop, now)
 
         await self._journal.change(of_scope)

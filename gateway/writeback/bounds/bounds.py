@@ -39,6 +39,12 @@ LOOK_SECONDS = 0.02
 EXPOSURE_SECONDS = 1.0
 """From one time that the exposure is told to the next."""
 
+LOCAL_SECONDS = 1.0
+"""How often it is looked whether something that is not to be sent can make room for those who wait."""
+
+STAYS_SECONDS = 60.0
+"""What is not to be sent, and has come so lately, is not removed for room: it may be half of what is being saved."""
+
 TROUBLE_SECONDS = 5.0
 """How long the disk is not tried again by clients' bodies after it has failed."""
 
@@ -80,14 +86,16 @@ class BoundsObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
-    """What only this node has of one slot. `used_bytes` are the pending ones and room for bodies that are arriving;
-    `oldest_seconds` 0: nothing is on its way to the origin."""
+    """What only this node has of one slot. `used_bytes` are the pending ones, room for bodies that are arriving, and
+    `local_bytes`, which are not to be sent; `oldest_seconds` 0: nothing is on its way to the origin."""
 
     buffer_bytes: int
     used_bytes: int
     pending_bytes: int
     pending_objects: int
     oldest_seconds: float
+    local_bytes: int = 0
+    local_objects: int = 0
 
 
 class ExposureObserver(Protocol):
@@ -165,7 +173,13 @@ class SlotBounds:
         """As it is now."""
         usage, age_seconds = self.usage(), self.age_seconds()
         return SlotExposure(
-            self.slot.buffer_bytes or 0, self.used_bytes(), usage.staged_bytes, usage.objects, age_seconds or 0.0
+            self.slot.buffer_bytes or 0,
+            self.used_bytes(),
+            usage.unsent_bytes,
+            usage.objects - usage.local_objects,
+            age_seconds or 0.0,
+            usage.local_bytes,
+            usage.local_objects,
         )
 
     def unused_bytes(self) -> int:
@@ -183,7 +197,7 @@ class SlotBounds:
         limit_seconds = self.slot.exposure_age_seconds_max
         if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
             return Bound.EXPOSURE_AGE
-        if limit_bytes is not None and used_bytes > limit_bytes:
+        if limit_bytes is not None and used_bytes - self.usage().local_bytes > limit_bytes:
             return Bound.EXPOSURE_BYTES
         if self.slot.buffer_bytes is not None and used_bytes > self.slot.buffer_bytes:
             return Bound.FULL
@@ -196,6 +210,8 @@ class SlotBounds:
         now = self._shared.clock.monotonic()
         self._note(credential, now)
         bound = self._try(credential, size_bytes) if not self._waiting else Bound.FULL
+        if bound in (Bound.FULL, Bound.DISK) and not self._waiting and await self._remove_local(size_bytes):
+            bound = self._try(credential, size_bytes) if not self._waiting else Bound.FULL
         if bound is None or not bound.passes or patience_seconds <= 0:
             return bound
         waiter = _Waiter(credential, size_bytes, now + patience_seconds)
@@ -208,6 +224,30 @@ class SlotBounds:
         except (asyncio.CancelledError, ClientDisconnected):
             self._forget(waiter)
             raise
+
+    async def _remove_local(self, size_bytes: int) -> bool:
+        """Have what is not to be sent make room for so many bytes, the oldest first; whether any of it has. Where the
+        disk does not take that, whoever writes to it learns of it."""
+        oldest = self._shared.journal.read(lambda tx: tx.oldest_local(self.slot.name))
+        now = Moment.of(self._shared.clock)
+        if oldest is None or now.passed_since(oldest) < STAYS_SECONDS:
+            return False
+        over_bytes = size_bytes
+        if self.slot.buffer_bytes is not None:
+            over_bytes = max(size_bytes, self.used_bytes() + size_bytes - self.slot.buffer_bytes)
+        objects = removed_bytes = 0
+        with suppress(BufferUnavailable):
+            objects, removed_bytes = await self._shared.journal.change(
+                lambda tx: tx.remove_local(self.slot.name, now, over_bytes, STAYS_SECONDS)
+            )
+        if objects:
+            _log.info(
+                "objects that were kept here only have made room",
+                slot=self.slot.name,
+                objects=objects,
+                bytes=removed_bytes,
+            )
+        return objects > 0
 
     def give_back(self, credential: str, size_bytes: int) -> None:
         """A body's write is in the journal, or will never be."""
@@ -223,7 +263,10 @@ class SlotBounds:
 
     def delay_seconds(self, size_bytes: int) -> float:
         """How long the acknowledgement of so many bytes is to be held back."""
-        if self._allowed_bytes is None or (used_bytes := self.used_bytes()) < BACKPRESSURE_FROM * self._allowed_bytes:
+        if self._allowed_bytes is None:
+            return 0.0
+        used_bytes = self.used_bytes() - self.usage().local_bytes  # which gives way at once
+        if used_bytes < BACKPRESSURE_FROM * self._allowed_bytes:
             return 0.0
         return delay_seconds(size_bytes, used_bytes, self._allowed_bytes, self.age_seconds())
 
@@ -273,10 +316,14 @@ class SlotBounds:
         return False
 
     async def _look_after(self) -> None:
+        again_at = self._shared.clock.monotonic() + LOCAL_SECONDS
         try:
             while self._waiting:
                 await self._shared.clock.sleep(LOOK_SECONDS)
                 self._serve()
+                if self._waiting and self._shared.clock.monotonic() >= again_at:
+                    await self._remove_local(self._waiting[0].size_bytes)
+                    again_at = self._shared.clock.monotonic() + LOCAL_SECONDS
         finally:
             self._looking_after = None
 

@@ -5,6 +5,7 @@
     acknowledged   all of it is here, and the origin has nothing of it that this node was given
     flushing       the origin has some of it
     durable        the origin has all of it
+    local          it is whole here, and something of it is not to be sent: it is not durable
     failed         something of it does not get to the origin by itself: it is tried again, or damaged
     conflict       others have changed something of it at the origin: a person decides
 
@@ -43,6 +44,7 @@ class CheckpointState(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     FLUSHING = "flushing"
     DURABLE = "durable"
+    LOCAL = "local"
     FAILED = "failed"
     CONFLICT = "conflict"
 
@@ -57,6 +59,8 @@ class ObjectFacts:
     acknowledged_at: float
     rank: int | None = None
     is_durable: bool = False
+    is_local: bool = False
+    """Only this node has it, and it is not to be sent."""
     is_conflict: bool = False
     is_failing: bool = False
     is_sending: bool = False
@@ -93,7 +97,7 @@ class CheckpointFacts:
 
     `size_bytes` are of acknowledged objects. `save_seconds` is from the first byte of the save to its last
     acknowledgement; None before the first. `exposed_since` is when the oldest object was acknowledged that the origin
-    does not have; None: it has all.
+    does not have, and is to have; None: there is none.
     """
 
     state: CheckpointState
@@ -107,11 +111,13 @@ class CheckpointFacts:
     exposed_since: float | None
     missing: Missing = field(default_factory=Missing)
     reason: str | None = None
+    local_bytes: int = 0
+    """What is not to be sent."""
 
     @property
     def left_bytes(self) -> int:
-        """What the origin does not have."""
-        return self.size_bytes - self.flushed_bytes
+        """What the origin is to have, and does not."""
+        return self.size_bytes - self.flushed_bytes - self.local_bytes
 
 
 def facts_of(
@@ -129,7 +135,7 @@ def facts_of(
     acknowledged_at = max((one.acknowledged_at for one in in_save), default=None)
     last_at = max([save_began_at, *(one.acknowledged_at for one in in_save), *(one.touched_at for one in uploads)])
     began_at = min([save_began_at, *(one.began_at for one in uploads)]) if not in_save else save_began_at
-    left = [one for one in objects if not one.is_durable]
+    left = [one for one in objects if not one.is_durable and not one.is_local]
     reasons = [one.reason for one in left if one.reason is not None]
     return CheckpointFacts(
         _state(objects, missing, _ends_with_manifest(in_save), now - last_at),
@@ -143,6 +149,7 @@ def facts_of(
         min((one.acknowledged_at for one in left), default=None),
         missing,
         reasons[0] if reasons else None,
+        sum(one.size_bytes for one in objects if one.is_local),
     )
 
 
@@ -157,6 +164,8 @@ def _state(
         return CheckpointState.STALLED
     if missing or not (ends_with_manifest or quiet_seconds >= QUIET_SECONDS):
         return CheckpointState.WRITING
+    if any(one.is_local for one in objects):
+        return CheckpointState.LOCAL
     if all(one.is_durable for one in objects):
         return CheckpointState.DURABLE
     if any(one.is_durable or one.is_sending or one.sent_bytes for one in objects):

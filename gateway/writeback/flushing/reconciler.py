@@ -176,12 +176,14 @@ class SlotOrder:
     key_prefix: str = ""
     upload_expiry_seconds: float = 86_400.0
     manifests: tuple[str, ...] = ()
+    is_scratch: bool = False
+    """What is written to it stays here."""
 
 
 def order_of(slot: Slot) -> SlotOrder:
     """What flushes need to know of a slot."""
     manifests = slot.markers if slot.manifests == "checked" else ()
-    return SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds, manifests)
+    return SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds, manifests, slot.write == "scratch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,10 @@ class Reconciler:
         for run in self._runs.values():
             run.is_awaited = run.is_awaited or prefix.covers(*run.write.key)
         self._notifier.notify()
+
+    def scratch_slots(self) -> frozenset[str]:
+        """Those of which nothing is sent."""
+        return frozenset(name for name, one in self._tools.slots.items() if one.is_scratch)
 
     @property
     def requests(self) -> Requests:
@@ -372,7 +378,7 @@ class Reconciler:
         order = self._tools.slot(slot)
         names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
-        progress = Progress(write, conditions, now, expiry_seconds, names_files)
+        progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_awaited or run.is_urgent)  # this task's own
         return await run.run()
@@ -702,7 +708,8 @@ class _Run:
         if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
             await self._journal.change(lambda tx: tx.leave_order(self._id, now))
         turn = Turn(now + seconds, priority=self._turn.priority)
-        await self._journal.change(lambda tx: tx.rest(self._id, self._turn, turn))
+        is_idle = self._progress.is_scratch and write.state is State.OPEN
+        await self._journal.change(lambda tx: (tx.wait if is_idle else tx.rest)(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + seconds)
 
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:

@@ -357,7 +357,8 @@ class Progress:
     """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
 
     `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
-    manifest, before which everything that it names is to be there. What comes behind an `End` are events of parts only.
+    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead.
+    What comes behind an `End` are events of parts only.
     """
 
     write: Write
@@ -365,6 +366,7 @@ class Progress:
     now: Moment = field(default_factory=lambda: Moment(0.0))
     expiry_seconds: float = 86_400.0
     names_files: bool = False
+    is_scratch: bool = False
     _step: _Step = _Step.CHECK
     _parts: list[Part] = field(default_factory=list)
     """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
@@ -395,7 +397,7 @@ class Progress:
                     return [Seek()]
                 return self._perhaps_ours() if write.asked is not None else [Abort()]
             case State.OPEN:
-                return self._begin_or_send()
+                return self._idle() if self.is_scratch else self._begin_or_send()
             case State.PUBLISHING if not write.is_acknowledged:
                 return self._ask(_Step.FIND, Find()) if self._was_asked() else self._begin_or_send()
         if self._may_skip_check():

@@ -5,7 +5,8 @@
 
 Of an object `write_id` is its write; `durable_at` is set once the origin has it (seconds since 1970). Where the write
 is gone, and the origin was never seen to have it, somebody has given it up, or overwritten it under other rules: it
-does not count, and is removed in time. What state a checkpoint is in follows from its objects and their writes
+does not count, and is removed in time. `ordinal` is the checkpoint's place in the order in which those of its run were
+begun, from 1. What state a checkpoint is in follows from its objects and their writes
 (checkpoints/state.py): nothing here says it a second time.
 
 An acknowledged write of a checkpoint costs a look-up and an insertion, one that is settled an update, and one of no
@@ -117,9 +118,10 @@ class CheckpointRows:
         ).fetchone()
         if row is None:
             inserted = self._rows.execute(
-                "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*at, text(name.run), slot, name.step, name.layout, began_at),
+                "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at, ordinal) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, "
+                "(SELECT coalesce(max(ordinal), 0) + 1 FROM checkpoints WHERE bucket = ? AND run = ?))",
+                (*at, text(name.run), slot, name.step, name.layout, began_at, name.bucket, text(name.run)),
             )
             return int(inserted.lastrowid or 0), began_at
         checkpoint_id, save_began_at, slot_before, layout = row

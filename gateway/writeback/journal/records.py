@@ -25,6 +25,9 @@ it may have been completed so much later."""
 class State(IntEnum):
     """Where a write is. The journal has the numbers."""
 
+    LOCAL = -1
+    """Acknowledged, and kept here only: it is not sent to the origin. It is removed by age, or when room is needed."""
+
     OPEN = 0
     """An upload that its client has not completed."""
 

@@ -9,6 +9,7 @@
     profiles   a bucket → what was learned of it
     origin     a key → what the origin has under it by our own doing, and since when
     checkpoints, checkpoint_objects   what belongs together (checkpoints.py), since version 3
+    local_usage    a slot → what of its writes is kept here only, since version 3
 
 Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
 `sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
@@ -92,7 +93,7 @@ CREATE INDEX origin_by_time ON origin (at);
 _CHECKPOINTS = """
 CREATE TABLE checkpoints (
   id INTEGER PRIMARY KEY, bucket TEXT NOT NULL, prefix BLOB NOT NULL, run BLOB NOT NULL, slot TEXT NOT NULL,
-  step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL
+  step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL, ordinal INTEGER NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX checkpoints_by_name ON checkpoints (bucket, prefix);
 CREATE INDEX checkpoints_by_run ON checkpoints (bucket, run, began_at);
@@ -104,6 +105,10 @@ CREATE TABLE checkpoint_objects (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX checkpoint_objects_in ON checkpoint_objects (checkpoint_id, acknowledged_at);
 CREATE INDEX checkpoint_objects_left ON checkpoint_objects (checkpoint_id) WHERE durable_at IS NULL;
+CREATE INDEX writes_local ON writes (slot, sequence) WHERE state = -1;
+CREATE TABLE local_usage (
+  slot TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 """
 """What version 3 has besides the tables of version 2."""
 
@@ -127,6 +132,25 @@ CREATE TRIGGER writes_delete AFTER DELETE ON writes WHEN old.pending = 1 BEGIN
   UPDATE usage SET objects = objects - 1 WHERE slot = old.slot;
 END;
 """
+
+_LOCAL_TRIGGERS = """
+CREATE TRIGGER local_insert AFTER INSERT ON writes WHEN new.state = -1 BEGIN
+  INSERT INTO local_usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE local_usage SET size_bytes = size_bytes + new.size_bytes, objects = objects + 1 WHERE slot = new.slot;
+END;
+CREATE TRIGGER local_update AFTER UPDATE OF state, size_bytes ON writes
+WHEN (new.state = -1 OR old.state = -1) AND (new.state <> old.state OR new.size_bytes <> old.size_bytes) BEGIN
+  INSERT INTO local_usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE local_usage SET
+    size_bytes = size_bytes + new.size_bytes * (new.state = -1) - old.size_bytes * (old.state = -1),
+    objects = objects + (new.state = -1) - (old.state = -1)
+  WHERE slot = new.slot;
+END;
+CREATE TRIGGER local_delete AFTER DELETE ON writes WHEN old.state = -1 BEGIN
+  UPDATE local_usage SET size_bytes = size_bytes - old.size_bytes, objects = objects - 1 WHERE slot = old.slot;
+END;
+"""
+"""The same of version 3: what is kept here only."""
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -226,7 +250,7 @@ def create(connection: sqlite3.Connection, version: int = VERSION) -> None:
 
 
 def _add_checkpoints(connection: sqlite3.Connection) -> None:
-    for statement in _statements_of(_CHECKPOINTS, ""):
+    for statement in _statements_of(_CHECKPOINTS, _LOCAL_TRIGGERS):
         connection.execute(statement)
 
 

@@ -13,7 +13,8 @@ Both by one column: `after_sequence` names a write to wait for. When that goes, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -42,6 +43,7 @@ from gateway.writeback.journal.records import (
 )
 from gateway.writeback.journal.view import (
     BEHIND_ALL,
+    LOCAL_OF_CHECKPOINTS,
     OPEN,
     PENDING,
     JournalView,
@@ -83,6 +85,12 @@ _RAISED_MAX = 10_000
 LAST_OWN_WRITES_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
 loses nothing."""
+
+
+def _priority_of(write: Write) -> Priority:
+    if write.deleted:  # who deletes waits until the origin has done it, too
+        return Priority.URGENT
+    return Priority.SMALL if write.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
 
 
 class HashSlots(Protocol):
@@ -152,7 +160,8 @@ class JournalTransaction(JournalView):
         Of two uploads that were asked for at once the first counts, the other is to go.
         """
         write = self.write(write_id, with_parts=False)
-        if write is None or write.state is State.CONFLICT or write.origin_upload_id is not None:
+        is_sent = write is not None and write.state not in (State.CONFLICT, State.LOCAL)
+        if write is None or not is_sent or write.origin_upload_id is not None:
             asked = self.write(asked_as, with_parts=False)
             if asked is not None:
                 aborted = replace(asked, origin_upload_id=origin_upload_id, asked=None)
@@ -205,10 +214,11 @@ class JournalTransaction(JournalView):
 
     def part_sent(self, write_id: int, part: Part) -> Write | None:
         """The origin has a part, unless the client has replaced it meanwhile; the write as it is now, without parts."""
-        now = self.part(write_id, part.number)
-        if now is not None and now.file.name == part.file.name:
+        now, write = self.part(write_id, part.number), self.write(write_id, with_parts=False)
+        is_kept_here = write is not None and write.state is State.LOCAL
+        if now is not None and now.file.name == part.file.name and not is_kept_here:
             self._put_part_row(write_id, replace(now, origin_etag=part.origin_etag))
-        return self.write(write_id, with_parts=False)
+        return write
 
     def _put_part_row(self, write_id: int, part: Part) -> None:
         is_sent = part.origin_etag is not None
@@ -222,9 +232,8 @@ class JournalTransaction(JournalView):
         self._pending_keys.set(hash_slot_of(write.key))
         replaced, _ = self._before(write)
         expected = replaced[0].expected if replaced else self._expected_now(write)
-        stored = self._insert(
-            replace(write, state=State.COMMITTED, expected=expected, runs=runs_of(write.parts)), Turn(None)
-        )
+        state = State.LOCAL if write.state is State.LOCAL else State.COMMITTED
+        stored = self._insert(replace(write, state=state, expected=expected, runs=runs_of(write.parts)), Turn(None))
         for part in stored.parts:
             self._put_file(part.file, stored.spec.slot)
             self._put_part_row(stored.id, part)
@@ -243,9 +252,13 @@ class JournalTransaction(JournalView):
         replaced, _ = self._before(replace(upload, in_order=made.in_order, behind=made.behind))
         expected = replaced[0].expected if replaced else self._expected_now(made)
         self._keep_parts(upload.id, {part.number for part in made.parts})
+        state = State.COMMITTED if upload.state is State.OPEN else State.PUBLISHING  # it may be there already
+        if made.state is State.LOCAL and upload.state is State.OPEN:
+            state = State.LOCAL
+            upload, made = self._without_origin(upload, made.acknowledged_at), self._unsent(made)
         stored = replace(
             upload,
-            state=State.COMMITTED if upload.state is State.OPEN else State.PUBLISHING,  # it may be there already
+            state=state,
             expected=expected,
             etag=made.etag,
             size_bytes=made.size_bytes,
@@ -364,6 +377,164 @@ class JournalTransaction(JournalView):
         self._end(upload, now.at, UploadOutcome(upload_id, upload.key, now.at, None))
         return True
 
+    # What is kept here only
+
+    def keep_here(self, checkpoint_id: int, now: float, newer_since: float = 0.0) -> int:
+        """What of a checkpoint is not sent yet is not sent any more; how many objects that are. What is just becoming
+        visible at the origin goes on, and so does what somebody waits for, is in conflict or damaged, or has parts that
+        only the origin has.
+
+        So are markers above it that came behind it and before `newer_since`, when the newer checkpoint was whole: they
+        may name it.
+        """
+        found = self._rows.execute(
+            "SELECT w.id FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
+            "AND o.durable_at IS NULL AND w.pending = 1 AND w.state = ? AND w.damaged = 0 AND w.priority <> ? "
+            "AND NOT EXISTS (SELECT 1 FROM parts WHERE write_id = w.id AND file = '') LIMIT ?",
+            (checkpoint_id, State.COMMITTED, Priority.URGENT, FORGOTTEN_AT_ONCE),
+        ).fetchall()
+        kept = dict[int, Write]()
+        for (write_id,) in found:
+            with suppress(BufferDamaged):  # who looks at it tells
+                write = self.write(write_id, with_parts=False)
+                if write is not None:
+                    kept[write_id] = write
+        if kept:
+            first = min(kept.values(), key=lambda one: one.sequence)
+            kept |= {one.id: one for one in self._markers_above(first, newer_since)}
+        for one in kept.values():
+            local = replace(self._without_origin(one, now), state=State.LOCAL)
+            self._update(local, Turn(None, priority=Priority.LARGE))
+        for one in kept.values():
+            self._release(one.sequence, now)
+        self.has_due = self.has_due or bool(kept)  # what is under way is cut off
+        return len(kept)
+
+    def _markers_above(self, write: Write, until: float) -> list[Write]:
+        """Those that are to be sent, that wait for a write or did, and were acknowledged before a time."""
+        key = text(write.key.key)
+        above = [b"", *(key[: stop + 1] for stop, byte in enumerate(key) if byte == ord("/"))]
+        marks = ",".join("?" * len(above))
+        found = self._rows.execute(
+            f"SELECT id FROM writes WHERE bucket = ? AND behind IN ({marks}) AND sequence > ? AND state < 5 "
+            "AND state = 1 AND pending = 1 AND damaged = 0 AND behind IS NOT NULL",
+            (write.key.bucket, *above, write.sequence),
+        ).fetchall()
+        markers = list[Write]()
+        for (write_id,) in found:
+            with suppress(BufferDamaged):  # who looks at it tells
+                marker = self.write(write_id, with_parts=False)
+                if marker is not None and marker.member is None and marker.acknowledged_at < until:
+                    markers.append(marker)
+        return markers
+
+    def send_after_all(self, write_id: int, now: float, *, is_urgent: bool = True) -> bool:
+        """What is kept here only is sent; where it is urgent, before what nobody waits for. False where it is not kept
+        so any more."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or write.state is not State.LOCAL:
+            return False
+        priority = Priority.URGENT if is_urgent else _priority_of(write)
+        sent = self._update(replace(write, state=State.COMMITTED), Turn(now, priority=priority))
+        self._wait_or_start(sent, now)
+        return True
+
+    def send_all_after_all(
+        self, bucket: str, start: bytes, stop: bytes, now: float, besides: Collection[str] = ()
+    ) -> None:
+        """The same of keys from one to before another, but for some slots; so many at most, the oldest."""
+        query = (
+            "SELECT id, slot FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
+            "ORDER BY sequence LIMIT ?"
+        )
+        for write_id, slot in self._rows.execute(query, (bucket, start, stop, _RAISED_MAX)).fetchall():
+            if slot in besides:
+                continue
+            with suppress(BufferDamaged):  # it is told when it is read
+                self.send_after_all(write_id, now)
+
+    def send_checkpoint_after_all(self, slot: str, checkpoint_id: int | None, now: float) -> int:
+        """What a slot keeps here only of a checkpoint, or of none, is sent in its turn; how many objects that are, so
+        many at most."""
+        member = "o.checkpoint_id IS NULL" if checkpoint_id is None else "o.checkpoint_id = ?"
+        found = self._rows.execute(
+            f"{LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 AND w.slot = ? AND {member} ORDER BY w.sequence LIMIT ?",
+            (slot, *(() if checkpoint_id is None else (checkpoint_id,)), FORGOTTEN_AT_ONCE),
+        ).fetchall()
+        sent = 0
+        for write_id, _, _ in found:
+            with suppress(BufferDamaged):  # it is told when it is read
+                if not self._may_name_what_is_kept_here(write_id):
+                    sent += self.send_after_all(write_id, now, is_urgent=False)
+        return sent
+
+    def _may_name_what_is_kept_here(self, write_id: int) -> bool:
+        """Whether it is a marker above a checkpoint that came before it, and is not sent."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or write.behind is None or write.member is not None:
+            return False
+        start = text(write.behind)
+        before = (
+            "SELECT 1 FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
+            "AND sequence < ? LIMIT 1"
+        )
+        return self._row(before, write.key.bucket, start, start + BEHIND_ALL, write.sequence) is not None
+
+    def remove_local(
+        self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0
+    ) -> tuple[int, int]:
+        """Remove what of a slot is kept here only, the oldest first, a checkpoint as a whole: so many bytes, or a
+        little more (None: all), of what nothing was added to for so long. How many objects, and bytes, that were."""
+        objects = removed_bytes = 0
+        found = self._rows.execute(
+            "SELECT id FROM writes WHERE slot = ? AND state = -1 ORDER BY sequence LIMIT ?", (slot, FORGOTTEN_AT_ONCE)
+        ).fetchall()
+        seen = set[int]()
+        for (write_id,) in found:
+            if size_bytes is not None and removed_bytes >= size_bytes:
+                break
+            if write_id in seen:
+                continue
+            together = self._together_with(write_id)
+            seen |= {one.id for one in together}
+            if any(now.passed_since(one.acknowledged_then) < idle_seconds for one in together):
+                continue
+            for one in together:
+                self._checkpoints.given_up(one)
+                self._give_way(one, now.at)
+                objects, removed_bytes = objects + 1, removed_bytes + one.size_bytes
+        return objects, removed_bytes
+
+    def _together_with(self, write_id: int) -> list[Write]:
+        """A write that is kept here only, and those of its checkpoint."""
+        ids = [write_id]
+        row = self._row("SELECT checkpoint_id FROM checkpoint_objects WHERE write_id = ?", write_id)
+        if row is not None:
+            of_checkpoint = (
+                "SELECT w.id FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id "
+                "WHERE o.checkpoint_id = ? AND w.state = -1"
+            )
+            ids = [one for (one,) in self._rows.execute(of_checkpoint, row).fetchall()]
+        found = list[Write]()
+        for one in ids:
+            try:
+                write = self.write(one, with_parts=False)
+            except BufferDamaged:  # it is told when it is read
+                continue
+            if write is not None:
+                found.append(write)
+        return found
+
+    def _without_origin(self, write: Write, now: float) -> Write:
+        """A write of which the origin is to have nothing, so far as it has it."""
+        self._drop_origin_upload(write, now)
+        self._send_again(write.id)
+        return replace(write, origin_upload_id=None, parts=self._unsent(write).parts)
+
+    @staticmethod
+    def _unsent(write: Write) -> Write:
+        return replace(write, parts=tuple(replace(part, origin_etag=None) for part in write.parts))
+
     def write_tombstone(self, tombstone: Write) -> Write | None:
         """Delete what is pending under a key, or was a moment ago; the tombstone, None where the origin has nothing of
         it, so that nobody need wait: what others may have written there meanwhile is looked at later.
@@ -374,7 +545,8 @@ class JournalTransaction(JournalView):
         if any(one.state is State.CONFLICT for one in [*replaced, *stays]):
             raise InConflict(f"{tombstone.key} is in conflict")
         buried = self.acknowledge(tombstone)
-        return None if not stays and replaced and replaced[0].expected.is_nothing else buried
+        is_sure = bool(replaced) and (replaced[0].expected.is_nothing or replaced[0].state is State.LOCAL)
+        return None if is_sure and not stays else buried
 
     # How they fare
 
@@ -499,7 +671,7 @@ class JournalTransaction(JournalView):
     def keep(self, write_id: int, reason: str) -> bool:
         """Others have changed the key at the origin, or what it has is not what was sent: a person is to decide."""
         write = self.write(write_id, with_parts=False)
-        if write is None or not write.is_acknowledged:
+        if write is None or not write.is_acknowledged or write.state is State.LOCAL:
             return False
         self._update(replace(write, state=State.CONFLICT), Turn(None, last_error=reason))
         return True
@@ -577,7 +749,9 @@ class JournalTransaction(JournalView):
     def begin_epoch(self, now: float) -> None:
         """A new process flushes: what was set aside may have been mended."""
         self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
-        self._rows.execute("UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3", (now,))
+        self._rows.execute(
+            "UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3 AND state >= 0", (now,)
+        )
 
     def count_reopening(self) -> None:
         """Something is written, whatever else is."""
@@ -606,7 +780,12 @@ class JournalTransaction(JournalView):
     def _before(self, write: Write) -> tuple[list[Write], list[Write]]:
         """What of the key's chain a new write takes the place of, and what it has to wait for."""
         chain = [one for one in self._of_key(write.key, "sequence IS NOT NULL") if one.id != write.id]
-        stays = [one for one in chain if one.state is State.PUBLISHING or write.in_order or self._stays(one, write)]
+        stays = [
+            one
+            for one in chain
+            if one.state is State.PUBLISHING
+            or (one.state is not State.LOCAL and (write.in_order or self._stays(one, write)))
+        ]
         return [one for one in chain if one not in stays], stays
 
     def _stays(self, before: Write, marker: Write) -> bool:
@@ -628,9 +807,7 @@ class JournalTransaction(JournalView):
         since = sequence
         if stored.behind is None:
             since = min([sequence, *(self._since(one.id) for one in replaced)])
-        priority = Priority.SMALL if stored.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
-        if stored.deleted:  # who deletes waits until the origin has done it, too
-            priority = Priority.URGENT
+        priority = _priority_of(stored)
         self._rows.execute(
             "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "
             "failing_since = NULL, last_error = NULL, size_bytes = ? WHERE id = ?",
@@ -641,6 +818,9 @@ class JournalTransaction(JournalView):
         conflicts = [turn for one in replaced if one.state is State.CONFLICT and (turn := self.turn(one.id))]
         for one in replaced:
             self._give_way(one, stored.acknowledged_at)
+        if entered.state is State.LOCAL and not conflicts:
+            self._rows.execute("UPDATE writes SET due_at = NULL, after_sequence = NULL WHERE id = ?", (entered.id,))
+            return entered
         if not conflicts or entered.state is State.PUBLISHING:
             self._wait_or_start(entered, stored.acknowledged_at)
             return entered
@@ -662,20 +842,21 @@ class JournalTransaction(JournalView):
         key = (write.key.bucket, encoded(write.key))
         found = [
             self._row(
-                "SELECT max(sequence) FROM writes WHERE bucket = ? AND key = ? AND sequence < ? AND state < 5",
+                "SELECT max(sequence) FROM writes WHERE bucket = ? AND key = ? AND sequence < ? AND state < 5 "
+                "AND state >= 0",
                 *key,
                 write.sequence,
             )
         ]
         if write.in_order:
-            of_slot = "SELECT max(sequence) FROM writes WHERE slot = ? AND bucket = ? AND sequence < ?"
+            of_slot = "SELECT max(sequence) FROM writes WHERE slot = ? AND bucket = ? AND sequence < ? AND state >= 0"
             found.append(self._row(of_slot, write.spec.slot, write.key.bucket, write.sequence))
         if write.behind is not None:
             start = text(write.behind)
             found.append(
                 self._row(
                     "SELECT max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND since_sequence < ? "
-                    f"AND sequence <> ? AND {PENDING}",
+                    f"AND sequence <> ? AND {PENDING} AND state >= 0",
                     write.key.bucket,
                     start,
                     start + BEHIND_ALL,
@@ -851,6 +1032,9 @@ class JournalTransaction(JournalView):
         self._rows.execute("DELETE FROM usage")
         rows = [(slot, usage.staged_bytes, usage.objects) for slot, usage in counted.items()]
         self._rows.executemany("INSERT INTO usage VALUES (?, ?, ?)", rows)
+        self._rows.execute("DELETE FROM local_usage")
+        local = [(slot, one.local_bytes, one.local_objects) for slot, one in counted.items() if one.local_objects]
+        self._rows.executemany("INSERT INTO local_usage VALUES (?, ?, ?)", local)
 
     # Buckets
 

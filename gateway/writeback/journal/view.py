@@ -30,6 +30,17 @@ PENDING = "pending = 1 AND state < 5"
 OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 """What is acknowledged, and open uploads, as the indices have it."""
 
+LOCAL_OF_CHECKPOINTS = (
+    "SELECT w.id, w.slot, o.checkpoint_id FROM writes w LEFT JOIN checkpoint_objects o ON o.bucket = w.bucket "
+    "AND o.key = w.key AND o.write_id = w.id"
+)
+"""With `w.state = -1`: what is kept here only, and the checkpoint that it belongs to."""
+
+_USAGES = (
+    "SELECT usage.slot, staged_bytes, usage.objects, coalesce(local_usage.size_bytes, 0), "
+    "coalesce(local_usage.objects, 0) FROM usage LEFT JOIN local_usage USING (slot)"
+)
+
 TURN_COLUMNS = "due_at, attempts, failing_since, last_error, priority, after_sequence, damaged"
 
 BEHIND_ALL = b"\xff"
@@ -39,10 +50,17 @@ BEHIND_ALL = b"\xff"
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Bytes of staged files that something refers to, a file that copies share once; objects and tombstones that are
-    pending."""
+    pending. Of both, what is kept here only (`State.LOCAL`), a file that copies share once for each."""
 
     staged_bytes: int = 0
     objects: int = 0
+    local_bytes: int = 0
+    local_objects: int = 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What is on its way to the origin."""
+        return max(0, self.staged_bytes - self.local_bytes)
 
 
 class Due(NamedTuple):
@@ -177,10 +195,17 @@ class JournalView:
         """
         row = self._row(
             "SELECT id, record FROM writes WHERE slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 "
-            "AND damaged = 0 ORDER BY sequence LIMIT 1",
+            "AND state >= 0 AND damaged = 0 ORDER BY sequence LIMIT 1",
             slot,
         )
         return codec.unpack_write(*row).acknowledged_then if row else None
+
+    def oldest_local(self, slot: str) -> Moment | None:
+        """When the oldest of what is kept here only was acknowledged. None: nothing is, or its row is damaged."""
+        row = self._row("SELECT id, record FROM writes WHERE slot = ? AND state = -1 ORDER BY sequence LIMIT 1", slot)
+        with suppress(BufferDamaged):
+            return codec.unpack_write(*row).acknowledged_then if row else None
+        return None
 
     # Open uploads
 
@@ -283,12 +308,10 @@ class JournalView:
         return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
 
     def living(self, write_ids: Sequence[int]) -> set[int]:
-        """Those that are not over."""
+        """Those that are not over, nor kept here only."""
         marks = ",".join("?" * len(write_ids))
-        return {
-            one
-            for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
-        }
+        query = f"SELECT id FROM writes WHERE id IN ({marks}) AND state BETWEEN 0 AND 4"
+        return {one for (one,) in self._rows.execute(query, write_ids)}
 
     def urgent(self, write_ids: Sequence[int]) -> set[int]:
         """Those that somebody waits for."""
@@ -326,20 +349,28 @@ class JournalView:
 
     def usage(self, slot: str) -> Usage:
         """Of one slot: a look-up, however much is pending."""
-        row = self._row("SELECT staged_bytes, objects FROM usage WHERE slot = ?", slot)
-        return Usage(*row) if row else Usage()
+        row = self._row(f"{_USAGES} WHERE usage.slot = ?", slot)
+        return Usage(*row[1:]) if row else Usage()
 
     def usages(self) -> Mapping[str, Usage]:
         """Of every slot that ever had something here."""
-        found = self._rows.execute("SELECT slot, staged_bytes, objects FROM usage")
-        return {slot: Usage(staged_bytes, objects) for slot, staged_bytes, objects in found}
+        return {slot: Usage(*counted) for slot, *counted in self._rows.execute(_USAGES)}
 
     def counted(self) -> Mapping[str, Usage]:
         """The same as `usages`, by counting all of it, without slots that have nothing."""
         sums = dict(self._rows.execute("SELECT slot, sum(size_bytes) FROM files GROUP BY slot").fetchall())
         pending = "SELECT slot, count(*) FROM writes WHERE pending = 1 GROUP BY slot"
         counts = dict(self._rows.execute(pending).fetchall())
-        return {slot: Usage(sums.get(slot, 0), counts.get(slot, 0)) for slot in sums.keys() | counts.keys()}
+        local = {
+            slot: sizes
+            for slot, *sizes in self._rows.execute(
+                "SELECT slot, sum(size_bytes), count(*) FROM writes WHERE state = -1 GROUP BY slot"
+            )
+        }
+        return {
+            slot: Usage(sums.get(slot, 0), counts.get(slot, 0), *local.get(slot, (0, 0)))
+            for slot in sums.keys() | counts.keys()
+        }
 
     # Buckets, and what this gateway has done to their keys
 

@@ -205,3 +205,54 @@ def test_a_file_of_pins_that_says_something_else_is_not_overwritten(tmp_path: Pa
             assert (tmp_path / "c" / "PINS").read_bytes() == b'{"format": 2}'
 
     asyncio.run(scenario())
+
+
+KEPT, KEPT_TOO = "s3://train/run/step-1/", "s3://train/run/step-2/"
+
+
+@pytest.mark.parametrize("eviction", ["epoch", "lru"])
+def test_what_is_kept_stays_and_is_the_first_to_leave_when_it_is_kept_no_more(tmp_path: Path, eviction: str) -> None:
+    """Also over a restart; it is no pin that somebody has made."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        old, new = objects(origin, "run/step-1", 3, 60 * KIB), objects(origin, "run/step-2", 3, 60 * KIB)
+        slots = Slots([Slot("default", Prefix(""), eviction=eviction)])  # type: ignore[arg-type]
+        more: dict[str, Any] = {"capacity_bytes": 4 * FILE, "slots": slots, "packed_bytes_max": 0}
+        async with open_cache(tmp_path / "c", origin, **more) as cache:
+            await read_all(cache, *old, *new)
+            numbers, refused = await cache.keep_only([KEPT, KEPT_TOO])
+            assert (set(numbers), refused, cache.pins()) == ({KEPT, KEPT_TOO}, {}, [])
+            for version in (*old, *new):
+                await cache.hold_object(version.key, numbers[KEPT if version in old else KEPT_TOO])
+            assert await cache.unpin(KEPT) is False
+        async with open_cache(tmp_path / "c", origin, **more) as cache:
+            assert await read_all(cache, *objects(origin, "other", 30, 60 * KIB)) == 0
+            assert all(cache.has_blocks_of(version.key) for version in (*old, *new))
+            assert await cache.keep_only([KEPT_TOO]) == ({KEPT_TOO: numbers[KEPT_TOO]}, {})
+            await read_all(cache, *objects(origin, "more", 3, 60 * KIB))
+            assert [cache.has_blocks_of(version.key) for version in (*old, *new)] == [False] * 3 + [True] * 3
+
+    asyncio.run(scenario())
+
+
+def test_what_somebody_pins_comes_before_what_is_kept(tmp_path: Path) -> None:
+    """A pin around it takes its place, one within it is in its way, and is told; what is kept counts for neither."""
+
+    async def scenario() -> None:
+        async with open_cache(tmp_path / "c", make_origin()) as cache:
+            numbers, _ = await cache.keep_only([KEPT, KEPT_TOO])
+            around = await cache.pin("s3://train/run/")
+            assert cache.pins() == ["s3://train/run/"]
+            assert await cache.keep_only([KEPT, KEPT_TOO]) == ({KEPT: around, KEPT_TOO: around}, {})
+            assert await cache.unpin("s3://train/run/")
+            await cache.pin(f"{KEPT}a")
+            found, refused = await cache.keep_only([KEPT, KEPT_TOO])
+            assert (list(found), list(refused), found[KEPT_TOO] != numbers[KEPT_TOO]) == ([KEPT_TOO], [KEPT], True)
+            with pytest.raises(PinRefused, match="stays already"):
+                await cache.pin(f"{KEPT_TOO}a")
+            assert await cache.pin(KEPT_TOO) == found[KEPT_TOO]
+            assert await cache.keep_only([]) == ({}, {})
+            assert cache.pins() == [f"{KEPT}a", KEPT_TOO]
+
+    asyncio.run(scenario())

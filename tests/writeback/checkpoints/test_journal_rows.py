@@ -20,6 +20,7 @@ from gateway.writeback.journal.records import LastOwnWrite, State, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.stream import apply, records
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.view import Usage
 from gateway.writeback.order import with_order
 from tests.support.journal_rows import said_by
 from tests.support.writeback import PlainPresence, key, part, pending, upload
@@ -316,3 +317,105 @@ def test_what_other_rules_had_counted_counts_until_its_key_is_changed(book: Book
     assert book.objects() == {names[0]: 200.0}
     book.put(names[0], slot=OTHER_RULES)
     assert book.checkpoints() == []
+
+
+# What is kept here only
+
+
+SCRATCH = Slot("slot", Prefix("bucket"), write="scratch")
+
+
+def local(book: Book) -> tuple[int, int]:
+    """Bytes and objects that are not to be sent, as they are counted, and as they are."""
+    usage, counted = book.tx.usage("slot"), book.tx.counted().get("slot", Usage())
+    assert (usage.local_bytes, usage.local_objects) == (counted.local_bytes, counted.local_objects)
+    return usage.local_bytes, usage.local_objects
+
+
+def test_what_is_written_to_scratch_is_pending_and_never_due(book: Book) -> None:
+    """It is the key's last state, takes the place of what was there before, and gives it to what comes after."""
+    first = book.put("a", slot=SCRATCH)
+    assert (book.tx.latest(key("a")), book.tx.lanes()) == (replace(first, parts=()), {})
+    assert local(book) == (first.size_bytes, 1)
+    book.put("a", slot=SCRATCH)
+    assert local(book) == (first.size_bytes, 1)
+    sent = book.put("a")
+    assert (local(book), sent.state) == ((0, 0), State.COMMITTED)
+    assert book.tx.turn(sent.id).due_at is not None  # type: ignore[union-attr]
+    assert book.tx.usage("slot").unsent_bytes == book.tx.usage("slot").staged_bytes
+
+
+def test_nothing_waits_for_what_is_kept_here(book: Book) -> None:
+    """Neither a marker nor, in a slot that was made strict since, what comes later."""
+    book.put(f"{RUN}a.pt", slot=SCRATCH)
+    marker, strict = book.put(f"{RUN}.metadata"), book.put("z", slot=replace(SLOT, order="strict"))
+    assert [book.tx.turn(one.id).after_sequence for one in (marker, strict)] == [None, marker.sequence]  # type: ignore[union-attr]
+
+
+def test_keeping_a_checkpoint_here_spares_what_may_be_visible(book: Book) -> None:
+    """What is publishing, in conflict, or waited for goes on; what is durable stays so; a marker is let go."""
+    names = [f"{RUN}{name}.pt" for name in "abcde"]
+    a, b, c, d, e = (book.put(name) for name in names)
+    marker = book.put("run/latest")
+    assert book.tx.turn(marker.id).after_sequence == e.sequence  # type: ignore[union-attr]
+    book.settle(a)
+    book.tx.change(replace(b, state=State.PUBLISHING), State.COMMITTED)
+    book.tx.keep(c.id, "others")
+    book.tx.prioritise(d.key, 0.0)
+    assert book.tx.keep_here(1, 300.0) == 1
+    assert local(book) == (e.size_bytes, 1)
+    assert book.tx.living([b.id, c.id, d.id, e.id]) == {b.id, c.id, d.id}
+    assert book.tx.turn(marker.id).after_sequence == d.sequence  # type: ignore[union-attr]
+    assert not book.tx.keep(e.id, "a run of before")
+    assert book.tx.send_after_all(e.id, 400.0)
+    assert (local(book), book.tx.keep_here(1, 500.0)) == ((0, 0), 0)  # somebody waits for it
+
+
+def test_a_marker_that_may_name_what_is_left_out_is_left_out_with_it(book: Book) -> None:
+    """One that came when the newer checkpoint was whole names that; both are sent when their checkpoint is."""
+    shard = book.put(f"{RUN}a.pt", 100.0)
+    of_first = book.put("run/latest", 110.0)
+    other = book.put("other/latest", 115.0)
+    assert book.tx.keep_here(1, 300.0, 200.0) == 2
+    assert [book.tx.latest(one.key).state for one in (shard, of_first, other)] == [  # type: ignore[union-attr]
+        State.LOCAL,
+        State.LOCAL,
+        State.COMMITTED,
+    ]
+    assert book.tx.send_checkpoint_after_all("slot", None, 400.0) == 0  # it still may name what is kept here
+    of_second = book.put("run/latest", 210.0)
+    assert of_second.state is State.COMMITTED
+    assert book.tx.turn(of_second.id).after_sequence is None  # type: ignore[union-attr]
+    assert book.tx.send_checkpoint_after_all("slot", 1, 500.0) == 1
+    assert local(book) == (0, 0)
+
+
+def test_what_is_kept_here_is_removed_the_oldest_first_as_checkpoints(book: Book) -> None:
+    """Nothing of which something came lately; a checkpoint is gone with the last of its objects."""
+    for name, at in (("run/step-1/a.pt", 100.0), ("x", 200.0), ("run/step-1/b.pt", 300.0), ("run/step-2/a.pt", 400.0)):
+        book.put(name, at, slot=SCRATCH)
+    size_bytes = local(book)[0] // 4
+    assert book.tx.remove_local("slot", Moment(410.0), 1, 150.0) == (1, size_bytes)  # step-1 is too young
+    assert book.tx.latest(key("x")) is None
+    assert book.tx.remove_local("slot", Moment(450.0), size_bytes, 60.0) == (2, 2 * size_bytes)
+    assert [prefix for prefix, *_ in book.checkpoints()] == ["run/step-2/"]
+    assert book.tx.remove_local("slot", Moment(10_000.0)) == (1, size_bytes)
+    assert (local(book), book.checkpoints(), book.tx.counts()) == ((0, 0), [], (0, 0))
+
+
+def test_a_deletion_of_what_is_kept_here_need_not_be_waited_for(book: Book) -> None:
+    """Nothing of it was ever sent; that the key is deleted is pending all the same."""
+    book.put("a", slot=SCRATCH)
+    gone = with_order(replace(pending(key("a"), deleted=True), acknowledged_at=2.0), SCRATCH)
+    assert book.tx.write_tombstone(gone) is None
+    found = book.tx.latest(key("a"))
+    assert found is not None
+    assert (found.deleted, found.state, local(book)) == (True, State.COMMITTED, (0, 0))
+
+
+def test_checkpoints_are_numbered_within_their_run(book: Book) -> None:
+    """As they were begun; a run of its own counts for itself."""
+    for name in ("run/step-3/a.pt", "run/step-1/a.pt", "other/step-1/a.pt", "run/step-3/b.pt"):
+        book.put(name)
+    found = book.rows.execute("SELECT prefix, ordinal FROM checkpoints ORDER BY prefix").fetchall()
+    assert found == [(b"other/step-1/", 1), (b"run/step-1/", 2), (b"run/step-3/", 1)]

@@ -15,6 +15,7 @@ from gateway.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.change_notifier import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
+from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
 from gateway.writeback.flushing.state import LOST, OTHERS
 from gateway.writeback.journal.journal import Journal
@@ -370,6 +371,33 @@ def test_the_last_of_many_writes_is_what_counts(tmp_path: Path) -> None:
         assert buffer.origin.data("bucket", "k") == b"99"
         assert buffer.origin.count(Operation.PUT_OBJECT) == 2
         assert not buffer.observer.conflicts
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_is_kept_here_from_now_on_is_cut_off_in_its_transfer(tmp_path: Path) -> None:
+    """Of a checkpoint that is superseded: its upload at the origin is aborted; what comes behind it does not wait."""
+
+    async def scenario(buffer: Buffer) -> None:
+        torn, shard = Torn(buffer.origin), key("run/step-1/a.pt")
+        await buffer.upload(shard, [PART_BYTES, PART_BYTES], member=member_of(shard, rules_of(None)))
+        await buffer.put(key("run/latest"), b"of no checkpoint", behind="run/")
+        buffer.start(torn)
+        await buffer.until(torn.reached.is_set)
+        assert await buffer.journal.change(lambda tx: tx.keep_here(1, 1.0)) == 1
+        await buffer.until(lambda: bool(torn.torn))
+        await buffer.until(lambda: "run/latest" in buffer.bucket.objects)
+        await buffer.until(lambda: not buffer.bucket.uploads)
+        await buffer.until(lambda: len(buffer.left()) == 1)
+        [left] = buffer.left()
+        assert (left.state, left.origin_upload_id) == (State.LOCAL, None)
+        assert all(part.origin_etag is None for part in buffer.journal.read(lambda tx: list(tx.parts(left.id))))
+        assert list(buffer.bucket.objects) == ["run/latest"]
+        assert await buffer.journal.change(lambda tx: tx.send_after_all(left.id, buffer.clock.now()))
+        await buffer.flushed()
+        assert sorted(buffer.bucket.objects) == ["run/latest", "run/step-1/a.pt"]
+        assert not buffer.observer.damages
+        assert not buffer.observer.failures
 
     with_buffer(tmp_path, scenario)
 

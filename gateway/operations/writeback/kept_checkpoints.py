@@ -1,0 +1,51 @@
+"""The newest checkpoints stay in the cache (`keep_last`): what of them was flushed is pinned, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.blocks.cache import BlockCache
+from gateway.errors import BlockError, PinRefused
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_keeper import KeptCheckpoint
+
+
+class KeptCheckpoints:
+    """Of one block cache (the protocol `CheckpointCache`)."""
+
+    def __init__(self, blocks: BlockCache) -> None:
+        self._blocks = blocks
+        self._held = dict[ObjectKey, tuple[int, tuple[object, ...]]]()
+        self._refused = dict[ObjectKey, str]()
+
+    async def keep(self, checkpoints: Sequence[KeptCheckpoint]) -> Mapping[ObjectKey, str]:
+        """What is pinned by hand stays pinned. What is not in the cache is not fetched."""
+        names = {one.name: str(Prefix(*one.name)) for one in checkpoints}
+        try:
+            numbers, refused = await self._blocks.keep_only(list(names.values()))
+            self._refused = {key: self._refused[key] for key in self._refused.keys() & names.keys()}
+            self._held = {key: self._held[key] for key in self._held.keys() & names.keys()}
+            for one in checkpoints:
+                prefix = names[one.name]
+                if prefix in refused:
+                    self._refused[one.name] = refused[prefix]
+                else:
+                    await self._hold(one, numbers[prefix])
+        except BlockError as error:
+            return {name: str(error) for name in names}
+        return dict(self._refused)
+
+    async def _hold(self, one: KeptCheckpoint, number: int) -> None:
+        """What came into the cache before the pin, or without it; once for each state that it is in."""
+        seen = number, one.mark
+        if self._held.get(one.name) == seen:
+            return
+        try:
+            for key in one.objects:
+                await self._blocks.hold_object(key, number)
+        except PinRefused as error:
+            self._refused[one.name] = str(error)
+        else:
+            self._refused.pop(one.name, None)
+            self._held[one.name] = seen

@@ -1,0 +1,185 @@
+"""Carries out what slots say of checkpoints: which are not sent any more, which stay in the cache, and for how long
+what is not to be sent is kept. In the process that flushes.
+
+What is decided here follows from the journal each time anew: nothing is lost with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable
+from gateway.objects import LOCAL_EXPIRY_SECONDS, ObjectKey
+from gateway.policy.slots import Slot
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
+from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.view import JournalView
+
+LOOK_SECONDS = 2.0
+
+EXPIRY_LOOK_SECONDS = 30.0
+
+_SHARE = 50.0
+"""Looks take this part of the time at most."""
+
+_log = structlog.get_logger("forebay.writeback")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRules:
+    """What a slot says about its checkpoints, and about what is not to be sent."""
+
+    flush: FlushRule = "all"
+    keep_last: int | None = None
+    local_expiry_seconds: float = LOCAL_EXPIRY_SECONDS
+    sends: bool = False
+    """What it has is sent, but for what `flush` leaves out."""
+
+
+def keep_rules_of(slot: Slot) -> KeepRules:
+    """Where a slot does not write back any more, only what it has is looked after."""
+    if slot.write != "back":
+        return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
+    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, sends=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """One that is to stay in the cache: its prefix as a key, and the objects of it that the origin has. `mark` changes
+    when there may be more in the cache than there was."""
+
+    name: ObjectKey
+    objects: Sequence[ObjectKey]
+    mark: tuple[object, ...]
+
+
+class CheckpointCache(Protocol):
+    """Where what was flushed stays."""
+
+    async def keep(self, checkpoints: Sequence[KeptCheckpoint]) -> Mapping[ObjectKey, str]:
+        """Have these stay, and no others; those that do not, by their names, and why."""
+
+
+class CheckpointKeeper:
+    """Of one buffer. `rules` are those of slots, by name; they may change."""
+
+    def __init__(
+        self,
+        queries: CheckpointQueries,
+        journal: Journal,
+        rules: Mapping[str, KeepRules],
+        cache: CheckpointCache,
+        clock: Clock,
+    ) -> None:
+        self._queries = queries
+        self._journal = journal
+        self._rules = rules
+        self._cache = cache
+        self._clock = clock
+        self._expired_at = float("-inf")
+        self._has_kept = True  # by the process before
+        self.kept: Mapping[ObjectKey, str | None] = {}
+        """The checkpoints that are to stay in the cache, by their names, and why one does not, if so."""
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            began = self._clock.monotonic()
+            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+                await self.look()
+            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+
+    async def look(self) -> None:
+        """Once. BufferUnavailable."""
+        await self._supersede()
+        await self._send_after_all()
+        await self._keep()
+        if self._clock.monotonic() - self._expired_at >= EXPIRY_LOOK_SECONDS:
+            self._expired_at = self._clock.monotonic()
+            await self._expire()
+
+    async def _supersede(self) -> None:
+        rules = {name: one.flush for name, one in self._rules.items() if one.flush != "all"}
+        if not rules:
+            return
+        for run in await self._queries.unsent_runs(rules.keys(), self._clock.now()):
+            doomed = set(superseded(run.saves, rules[run.slot]))
+            for row in run.rows:
+                if row.id in doomed and row.id in run.unsent:
+                    await self._keep_here(row, whole_since(run.saves))
+
+    async def _send_after_all(self) -> None:
+        """Where a slot sends what it has, what is not superseded (any more: a newer one was deleted, or the rule
+        changed) is sent."""
+        with_local = set(self._journal.read(_with_local))
+        rules = {name: one.flush for name, one in self._rules.items() if one.sends and name in with_local}
+        if not rules:
+            return
+        now = self._clock.now()
+        for slot, checkpoint_id, run in await self._queries.local(rules.keys()):
+            if checkpoint_id is not None and run is not None:
+                found = await self._queries.run_of(run, now)
+                if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
+                    continue
+            objects = await self._journal.change(
+                lambda tx: tx.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
+            )
+            if objects:
+                _log.info("objects that were kept here only are sent after all", slot=slot, objects=objects)
+
+    async def _keep_here(self, row: CheckpointRow, newer_since: float) -> None:
+        now = self._clock.now()
+        objects = await self._journal.change(lambda tx: tx.keep_here(row.id, now, newer_since))
+        if objects:
+            _log.info(
+                "a checkpoint is not sent any more: a newer one is at the origin",
+                checkpoint=str(key_of(row)),
+                slot=row.slot,
+                objects=objects,
+            )
+
+    async def _keep(self) -> None:
+        rules = {name: one.keep_last for name, one in self._rules.items() if one.keep_last is not None}
+        if not rules and not self._has_kept:
+            return
+        runs: Sequence[RunRow] = await self._queries.runs(rules.keys(), self._clock.now()) if rules else ()
+        chosen = list[KeptCheckpoint]()
+        for run in runs:
+            ids = set(kept(run.saves, rules[run.slot] or 1))
+            for row in run.rows:
+                if row.id in ids:
+                    objects = await self._queries.durable_objects(row.id)
+                    mark = (row.facts.state, row.facts.objects, row.facts.began_at, len(objects) == row.facts.objects)
+                    chosen.append(KeptCheckpoint(key_of(row), objects, mark))
+        refused = await self._cache.keep(chosen)
+        for name, reason in refused.items():
+            if self.kept.get(name) != reason:
+                _log.warning(
+                    "a checkpoint that is to be kept is not, or not whole", checkpoint=str(name), reason=reason
+                )
+        self.kept = {one.name: refused.get(one.name) for one in chosen}
+        self._has_kept = bool(chosen)
+
+    async def _expire(self) -> None:
+        for slot in self._journal.read(_with_local):
+            rules = self._rules.get(slot, KeepRules())
+            now = Moment.of(self._clock)
+            oldest = self._journal.read(lambda tx: tx.oldest_local(slot))  # noqa: B023
+            if oldest is None or now.passed_since(oldest) < rules.local_expiry_seconds:
+                continue
+            objects, size_bytes = await self._journal.change(
+                lambda tx: tx.remove_local(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
+            )
+            if objects:
+                _log.info("objects that were kept here only have expired", slot=slot, objects=objects, bytes=size_bytes)
+
+
+def _with_local(tx: JournalView) -> list[str]:
+    return [slot for slot, usage in tx.usages().items() if usage.local_objects]

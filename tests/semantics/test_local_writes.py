@@ -1,0 +1,286 @@
+"""What is acknowledged and never sent: clauses 11.4 to 11.6 of docs/semantics.md."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.clock import Clock, SystemClock
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from gateway.writeback.admin.checkpoint_keeper import CheckpointKeeper, KeptCheckpoint, keep_rules_of
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
+from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.journal.records import State
+from tests.semantics.test_checkpoints import shown
+from tests.support.memory_origin.faults import Answer, on
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+
+SCRATCH = [Slot("back", Prefix.parse("s3://bucket/back/"), write="scratch")]
+LATEST = [replace(SLOTS[0], flush="latest")]
+
+
+class Later(SystemClock):
+    """Some time later than it is."""
+
+    seconds = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.seconds
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.seconds
+
+
+class NoCache:
+    """Nothing is kept."""
+
+    async def keep(self, checkpoints: Sequence[KeptCheckpoint]) -> Mapping[ObjectKey, str]:
+        return {}
+
+
+@asynccontextmanager
+async def keeper_of(client: Client, slot: Slot, clock: Clock | None = None) -> AsyncIterator[CheckpointKeeper]:
+    """What carries out what slots say of checkpoints."""
+    queries = PendingQueries(Path(client.buffer.journal._path).parent)
+    clock = clock or client.gateway.app.services.clock
+    rules = {slot.name: keep_rules_of(slot)}
+    try:
+        yield CheckpointKeeper(CheckpointQueries(queries), client.buffer.journal, rules, NoCache(), clock)
+    finally:
+        queries.close()
+
+
+async def save(client: Client, step: int, ranks: int = 2) -> None:
+    for rank in range(ranks):
+        await client.ask("PUT", f"back/run/step-{step}/__{rank}_0.distcp", b"shard" * 100)
+    await client.ask("PUT", f"back/run/step-{step}/.metadata", b"manifest")
+
+
+def stored(client: Client) -> set[str]:
+    return {name.removeprefix("back/") for name in client.origin.buckets["bucket"].objects if name.startswith("back/")}
+
+
+def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
+    """11.4 The origin hears nothing of it, is it there or not; it is read, listed, copied, overwritten, and deleted."""
+
+    async def scenario(client: Client) -> None:
+        fault = client.origin.inject(on(), Answer(503, "SlowDown"), times=None)
+        await client.ask("PUT", "back/a.tmp", b"one")
+        copied = {"x-amz-copy-source": "/bucket/back/a.tmp"}
+        await client.ask("PUT", "back/a", headers=copied)
+        upload_id = await client.create("back/big")
+        etags = {n: await client.part("back/big", upload_id, n, bytes(PART_BYTES)) for n in (1, 2)}
+        await client.complete("back/big", upload_id, etags)
+        fault.times = 0
+        async with client.flushing():
+            assert (await client.ask("GET", "back/a")).body == b"one"
+            head = await client.ask("HEAD", "back/big")
+            assert (head.headers["content-length"], head.headers["x-forebay-durable"]) == (str(2 * PART_BYTES), "false")
+            assert (await client.ask("HEAD", "back/a")).headers["x-forebay-durable"] == "false"
+            listed = await client.ask("GET", "?list-type=2&prefix=back%2F")
+            assert [name in listed.body for name in (b"back/a<", b"back/a.tmp<", b"back/big<")] == [True] * 3
+            await client.ask("DELETE", "back/a.tmp", status=204)
+            await client.ask("GET", "back/a.tmp", status=404)
+            await client.ask("PUT", "back/a", b"two")
+            assert (await client.ask("GET", "back/a")).body == b"two"
+            await eventually(lambda: client.pending("back/a.tmp") is None)
+        assert not stored(client)
+        writes = (Operation.PUT_OBJECT, Operation.CREATE_MULTIPART_UPLOAD, Operation.UPLOAD_PART)
+        assert [client.origin.count(one) for one in writes] == [0, 0, 0]
+
+    with_client(tmp_path, scenario, slots=SCRATCH)
+
+
+def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: Path) -> None:
+    """11.4 501, and nothing is acknowledged or sent."""
+
+    async def scenario(client: Client) -> None:
+        await client.ask("PUT", "back/a", b"x", {"if-none-match": "*"}, status=501)
+        await client.ask("PUT", "back/a", b"x", {"x-amz-acl": "private"}, status=501)
+        await client.ask("PUT", "back/a", headers={"x-amz-copy-source": "/bucket/back/none"}, status=501)
+        assert client.pending("back/a") is None
+        assert client.origin.count(Operation.PUT_OBJECT) == 0
+
+    with_client(tmp_path, scenario, slots=SCRATCH)
+
+
+def test_11_4_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path: Path) -> None:
+    """11.4 A deletion reaches the bucket, too: nothing comes to light again."""
+
+    async def scenario(client: Client) -> None:
+        client.origin.put("bucket", "back/old", b"of the bucket")
+        got = await client.ask("GET", "back/old")
+        assert (got.body, got.headers["x-forebay-durable"]) == (b"of the bucket", "true")
+        await client.ask("PUT", "back/old", b"scratch")
+        assert (await client.ask("GET", "back/old")).body == b"scratch"
+
+    with_client(tmp_path, scenario, slots=SCRATCH)
+
+
+def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tmp_path: Path) -> None:
+    """11.5 Never before; it stays readable, is told, and does not count as on its way."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(
+            on(Operation.PUT_OBJECT, key="back/run/step-1/__1_0.distcp"), Answer(403, "AccessDenied"), times=None
+        )
+        async with keeper_of(client, LATEST[0]) as keeper:
+            await save(client, 1)
+            await keeper.look()
+            assert client.buffer.look(lambda tx: tx.usage("back")).local_objects == 0
+            async with client.flushing():
+                await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
+                await save(client, 2)
+                await keeper.look()
+                await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
+            assert (await shown(client))["back/run/step-1/"]["state"] == "failed"
+            await keeper.look()
+        states = {name: one["state"] for name, one in (await shown(client)).items()}
+        assert states == {"back/run/step-1/": "local", "back/run/step-2/": "durable"}
+        assert client.buffer.look(lambda tx: tx.oldest("back")) is None
+        async with client.flushing():
+            for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
+                await client.ask("GET", f"back/run/step-1/{name}")
+        assert (await client.ask("HEAD", "back/run/step-1/.metadata")).headers["x-forebay-durable"] == "false"
+        assert "run/step-1/.metadata" not in stored(client)
+
+    with_client(tmp_path, scenario, slots=LATEST)
+
+
+def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
+    """11.5 As they were begun; objects of no checkpoint always are."""
+    slot = replace(SLOTS[0], flush="every-2nd")
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for step in (1, 2, 3, 4, 5):
+            await save(client, step, ranks=1)
+        await client.ask("PUT", "back/log.txt", b"of no checkpoint")
+        newest = "back/run/step-5/.metadata"
+        await client.buffer.prioritise(ObjectKey("bucket", "back/run/step-5/__0_0.distcp"))
+        await client.buffer.prioritise(ObjectKey("bucket", newest))
+        held = [
+            client.origin.inject(
+                on(Operation.PUT_OBJECT, key=f"back/run/step-{one}/__0_0.distcp"), Answer(503), times=None
+            )
+            for one in (1, 2, 3, 4)
+        ]
+        async with keeper_of(client, slot) as keeper:
+            async with client.flushing():
+                await eventually(lambda: client.pending(newest) is None)
+            await keeper.look()
+            for fault in held:
+                fault.times = 0
+            async with client.flushing():
+                await eventually(lambda: client.buffer.look(lambda tx: tx.oldest("back")) is None)
+        states = {name: one["state"] for name, one in (await shown(client)).items()}
+        assert list(states.values()) == ["local", "durable", "local", "durable", "durable"]
+        assert "log.txt" in stored(client)
+
+    with_client(tmp_path, scenario, slots=[slot])
+
+
+def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
+    """11.5 By a request that only the origin can answer, as by `forebay flush`."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await save(client, 1)
+        await client.ask("PUT", "back/run/step-1/extra", b"x")
+        async with keeper_of(client, LATEST[0]):
+            now = client.gateway.app.services.clock.now()
+            await client.buffer.journal.change(lambda tx: tx.keep_here(1, now))
+        assert client.pending("back/run/step-1/extra").state is State.LOCAL  # type: ignore[union-attr]
+        async with client.flushing():
+            tagging = b"<Tagging><TagSet></TagSet></Tagging>"
+            await client.ask("PUT", "back/run/step-1/extra?tagging", tagging)
+        assert "run/step-1/extra" in stored(client)
+        assert client.pending("back/run/step-1/.metadata") is not None
+
+    with_client(tmp_path, scenario, slots=LATEST)
+
+
+def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> None:
+    """11.5 The newer one was deleted: the one before it is the newest again."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        held = on(Operation.PUT_OBJECT, key="back/run/step-1/__0_0.distcp")
+        fault = client.origin.inject(held, Answer(403, "AccessDenied"), times=None)
+        async with keeper_of(client, LATEST[0]) as keeper:
+            await save(client, 1, ranks=1)
+            await save(client, 2, ranks=1)
+            async with client.flushing():
+                await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
+            await keeper.look()
+            assert (await shown(client))["back/run/step-1/"]["state"] == "local"
+            fault.times = 0
+            for name in ("__0_0.distcp", ".metadata"):
+                await client.ask("DELETE", f"back/run/step-2/{name}", status=204)
+            await keeper.look()
+            async with client.flushing():
+                await eventually(lambda: client.pending("back/run/step-1/.metadata") is None)
+        assert {name: one["state"] for name, one in (await shown(client)).items()} == {"back/run/step-1/": "durable"}
+
+    with_client(tmp_path, scenario, slots=LATEST)
+
+
+def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path) -> None:
+    """11.4 Of checkpoints and others; whatever is said of the slot from now on holds for what it has."""
+
+    async def scenario(client: Client) -> None:
+        await client.ask("PUT", "back/run/step-1/a.pt", b"x")
+        await client.ask("PUT", "back/other", b"y")
+        async with keeper_of(client, SLOTS[0]) as keeper:
+            await keeper.look()
+        states = [client.pending(name).state for name in ("back/run/step-1/a.pt", "back/other")]  # type: ignore[union-attr]
+        assert states == [State.COMMITTED] * 2
+
+    with_client(tmp_path, scenario, slots=SCRATCH)
+
+
+def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
+    """11.6 After `scratch_expiry`, counted from the last object of a checkpoint."""
+    slot = replace(SCRATCH[0], local_expiry_seconds=600.0)
+
+    async def scenario(client: Client) -> None:
+        clock = client.gateway.app.services.clock
+        assert isinstance(clock, Later)
+        await client.ask("PUT", "back/run/step-1/a.pt", b"x")
+        clock.seconds += 500.0
+        await client.ask("PUT", "back/run/step-1/b.pt", b"x")
+        await client.ask("PUT", "back/other", b"x")
+        async with keeper_of(client, slot, clock) as keeper:
+            clock.seconds += 150.0
+            await keeper.look()
+            assert client.pending("back/run/step-1/a.pt") is not None
+            clock.seconds += 500.0
+            await keeper.look()
+        assert [client.pending(f"back/{name}") for name in ("run/step-1/a.pt", "run/step-1/b.pt", "other")] == [
+            None
+        ] * 3
+        assert not list(client.buffer.staging.names())
+
+    with_client(tmp_path, scenario, slots=[slot], clock=Later())
+
+
+def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
+    """11.6 The oldest first; what came in the last minute stays, and a write for which there is no room is refused."""
+    slot = replace(SCRATCH[0], buffer_bytes=3000)
+
+    async def scenario(client: Client) -> None:
+        clock = client.gateway.app.services.clock
+        assert isinstance(clock, Later)
+        for number in range(3):
+            await client.ask("PUT", f"back/{number}", bytes(900))
+            clock.seconds += 100.0
+        await client.ask("PUT", "back/3", bytes(900))
+        assert [client.pending(f"back/{number}") is not None for number in range(4)] == [False, True, True, True]
+        await client.ask("PUT", "back/larger", bytes(3001), status=400)
+
+    with_client(tmp_path, scenario, slots=[slot], clock=Later())
