@@ -34,7 +34,9 @@ def path(tmp_path: Path) -> Path:
         tx.acknowledge(pending(key("run/step-7/gone"), deleted=True))
         tx.open_upload(upload("u", key("run/step-5/open")))
         connection.execute("UPDATE writes SET record = x'00' WHERE key = ?", (b"run/step-6/damaged",))
-        for table in ("checkpoints", "checkpoint_objects"):
+        for what in ("TRIGGER local_insert", "TRIGGER local_update", "TRIGGER local_delete", "INDEX writes_local"):
+            connection.execute(f"DROP {what}")
+        for table in ("checkpoints", "checkpoint_objects", "local_usage"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 2")
         connection.execute("COMMIT")
