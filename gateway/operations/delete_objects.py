@@ -67,16 +67,16 @@ async def delete_objects(context: RequestContext) -> Response:
         sending = _send(context, Payload(body))
     else:
         sending = _delete_some(context, DeleteRequest(left, asked.quiet), done)
-    reply = await _written_down(context, keys, with_invalidation(changed_keys(context, keys), sending))
+    reply = await _written_down(context, left, with_invalidation(changed_keys(context, keys), sending))
     await _forget(context, keys)
     return reply
 
 
 async def _written_down(
-    context: RequestContext, keys: Sequence[str], delete: Coroutine[Any, Any, Response]
+    context: RequestContext, entries: Sequence[DeleteEntry], delete: Coroutine[Any, Any, Response]
 ) -> Response:
     buffer = context.services.writeback
-    return await (delete if buffer is None else deleted_through(context, buffer, keys, delete))
+    return await (delete if buffer is None else deleted_through(context, buffer, entries, delete))
 
 
 class _Done(NamedTuple):

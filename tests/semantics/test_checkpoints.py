@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,6 +118,31 @@ def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
         for name in names:
             await client.ask("DELETE", f"{STEP}/{name}", status=204)
         assert await shown(client) == {}
+
+    with_client(tmp_path, scenario)
+
+
+def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: Path) -> None:
+    """11.2 A request that names a version says nothing of the others: the object may be there."""
+    names = [f"{STEP}/{name}" for name in ("__0_0.distcp", ".metadata")]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for name in names:
+            await client.ask("PUT", name, b"x")
+        async with client.flushing():
+            await eventually(lambda: client.pending(names[-1]) is None)
+        before = await shown(client)
+        client.origin.inject(on(Operation.DELETE_OBJECT), Answer(204), times=None)
+        await client.ask("DELETE", f"{names[0]}?versionId=old", status=204)
+        client.origin.inject(on(Operation.DELETE_OBJECTS), Answer(200), times=None)
+        entries = "".join(f"<Object><Key>{name}</Key><VersionId>old</VersionId></Object>" for name in names)
+        body = f"<Delete>{entries}</Delete>".encode()
+        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        await client.ask("POST", "?delete", body, {"content-md5": digest})
+        assert await shown(client) == before
+        await client.ask("DELETE", names[0], status=204)
+        assert (await shown(client))[f"{STEP}/"]["files"] == 1
 
     with_client(tmp_path, scenario)
 

@@ -24,6 +24,7 @@ from gateway.s3.error_codes import error_document
 from gateway.s3.headers import multipart_etag, unquote, without
 from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
+from gateway.s3.xml import DeleteEntry
 from gateway.s3.xml_writer import PROLOG
 from gateway.writeback.journal.records import LastOwnWrite
 
@@ -78,7 +79,7 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
         case Operation.PUT_OBJECT, 200:
             etag = dict(reply.headers).get("etag")
             await note(etag, known=etag is not None)
-        case Operation.DELETE_OBJECT, 204:
+        case Operation.DELETE_OBJECT, 204 if context.request.parameter("versionId") is None:
             await note(None, known=True)
         case _:
             await note(None, known=False)
@@ -159,9 +160,10 @@ async def whole_document(reply: Response) -> bytes:
 
 
 async def deleted_through(
-    context: RequestContext, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Response]
+    context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
-    """Carry out a DeleteObjects of these keys at the origin, answered or not; what became of each is not looked at."""
+    """Carry out a DeleteObjects at the origin, answered or not; what became of each is not looked at. Of a key of which
+    it names a version there may be others."""
     is_done = False
     try:
         reply = await delete
@@ -170,12 +172,13 @@ async def deleted_through(
     finally:
         bucket, slots = context.request.bucket or "", context.services.slots
         own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
-        changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).is_buffered]
+        changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
 
         def note(tx: JournalTransaction) -> None:
-            for key in changed:
+            for one in changed:
+                key = ObjectKey(bucket, one.key)
                 tx.record_own_write(key, own)
-                if is_done:
+                if is_done and one.version_id is None:
                     tx.leave_checkpoint(key)
 
         if changed:
