@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,9 @@ OPCODES_MAX = 32_000_000
 TOKENS_MAX = 16_000_000
 """The same of JSON. An index has two for each tensor."""
 
-BYTES_OF_A_STRING = 32
-"""A pickle may have a string in so many bytes, and remember it: those of PyTorch have one in some hundred. Each takes
-more than a hundred bytes of memory."""
+BYTES_OF_A_STRING = 8
+"""A pickle may have a string in so many bytes, and remember it: PyTorch writes one in some forty. Each takes seven
+times as many of memory."""
 
 _FEW_STRINGS = 1000
 """Any may have so many."""
@@ -156,24 +156,22 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
     Strings come in full the first time, and by their number in the memo after that. Of everything else only the kind of
     its opcode counts.
     """
-    memo: dict[int, str] = {}
-    memo_max = _FEW_STRINGS + len(content) // BYTES_OF_A_STRING
-    memoized = 0
+    memo: list[str | None] = []
+    strings, strings_max = 0, _FEW_STRINGS + len(content) // BYTES_OF_A_STRING
     top: str | None = None
     has_path = has_storage = False
     for name, argument in _opcodes(content):
         if name in _KEEP:
             if name == "MEMOIZE" or name in _PUT:
-                number = memoized if name == "MEMOIZE" else int(argument)
-                memoized += 1
-                if top is not None:
-                    memo[number] = top
-                    if len(memo) > memo_max:
-                        raise _Strange("it has more strings than PyTorch writes")
-                else:
-                    memo.pop(number, None)
+                number = len(memo) if name == "MEMOIZE" else int(argument)
+                if not 0 <= number <= len(memo):
+                    raise _Strange("it counts in no order what it remembers")
+                memo[number : number + 1] = [top]
+                strings += top is not None
+                if strings > strings_max:
+                    raise _Strange("it has more strings than PyTorch writes")
             continue
-        pushed = str(argument) if name in _TEXT else memo.get(int(argument)) if name in _GET else None
+        pushed = str(argument) if name in _TEXT else _remembered(memo, int(argument)) if name in _GET else None
         if has_path:
             if pushed is None:
                 raise _Strange("it has a path that is no string")
@@ -182,6 +180,10 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
         has_path, top = pushed == _PATH and not has_path, pushed
     if not has_storage:
         raise _Strange("it is no manifest of PyTorch's")
+
+
+def _remembered(memo: Sequence[str | None], number: int) -> str | None:
+    return memo[number] if 0 <= number < len(memo) else None
 
 
 def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:

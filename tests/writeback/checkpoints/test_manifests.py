@@ -169,9 +169,20 @@ def test_hostile_pickles_are_not_understood(kind: str, monkeypatch: pytest.Monke
     assert time.process_time() - began < 2.0
 
 
+def test_many_short_strings_are_understood() -> None:
+    """As the names of layers, part by part, of which PyTorch writes several for each tensor."""
+    layers = [tuple(f"layer{number}.attention.wq.w".split(".")) for number in range(20_000)]
+    assert keys(".metadata", dcp("__0_0.distcp", more=layers)) == ["__0_0.distcp"]
+
+
+SHORT_STRINGS = b"".join(b"\x8c\x04%04d\x94" % number for number in range(10_000))
+
 MEMORY_HUNGRY = {
     "remembered": (".metadata", b"\x80\x04\x8c\x01a" + b"\x94" * 300_000 + b"."),
-    "short-strings": (".metadata", b"\x80\x04" + b"\x8c\x02xy\x94" * 60_000 + b"."),
+    "short-strings": (
+        ".metadata",
+        b"\x80\x04" + SHORT_STRINGS * 6 + b".",
+    ),
     "empty-lists": ("m.index.json", b'{"a": [' + b"[]," * 100_000 + b'[]], "weight_map": {"a": "b"}}'),
     "nested": ("m.index.json", b'{"a": ' + b"[" * 150_000 + b"]" * 150_000 + b"}"),
     "tensors": ("m.index.json", b'{"weight_map": {' + b'"a": "b",' * 30_000 + b'"c": "b"}}'),
@@ -188,7 +199,7 @@ def test_memory_is_bounded_by_the_length(kind: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 8 * len(content)
+    assert peak < 12 * len(content)
 
 
 @pytest.mark.parametrize(
