@@ -221,8 +221,9 @@ class BlockCache:
         """Have what lies under these prefixes stay, and what was kept so before be evicted again; what somebody has
         pinned is left alone. The number of the pin of each, and why one has none."""
         pins = self._tools.directory.pins
-        numbers, refused = await self._tools.threads.index(pins.follow, prefixes)
-        await self._in_steps(pins.let_go())
+        numbers, refused, is_any_gone = await self._tools.threads.index(pins.follow, prefixes)
+        if is_any_gone:
+            await self._in_steps(pins.let_go())
         return numbers, refused
 
     async def hold_object(self, key: ObjectKey, number: int) -> None:

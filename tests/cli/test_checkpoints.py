@@ -111,3 +111,14 @@ def test_what_is_there_without_bytes_is_flushed_when_it_is_durable() -> None:
     """An empty object is one."""
     with admin_double(page(STALLED | {"state": "durable"})) as port:
         assert "100%" in run(port).stdout
+
+
+def test_what_is_not_sent_and_what_is_not_kept_is_said() -> None:
+    """Not durable, wherever it is shown; and why one does not stay in the cache."""
+    one = ONE | {"state": "local", "bytes_local": 2**30, "kept_reason": "no room\n"}
+    with admin_double(page(one)) as port:
+        lines = run(port).stdout.splitlines()
+    assert lines[3:] == [
+        "  not durable: 1.0 GiB on this node only, and not to be sent",
+        "  not kept in the cache: no room\\u000a",
+    ]

@@ -250,3 +250,13 @@ def test_a_gateway_that_is_gone_is_waited_for_no_longer_than_said() -> None:
     with admin_double(left(1), (503, {"error": "the cache directory is not open yet"})) as port:
         result = run(port, "--wait", "--timeout", "200ms")
         assert (result.exit_code, "answered 503" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("prefix", "exit_code"), [("s3://b/step-1", 1), ("s3://b/", 0), ("s3://", 0)])
+def test_what_is_never_sent_is_not_durable(prefix: str, exit_code: int) -> None:
+    """Exit code 1 where it lies under what was asked for by name; told in any case."""
+    document = {"local_objects": 2, "prefix": prefix}
+    with admin_double(left(0, **document), left(0, **document)) as port:
+        result = CliRunner().invoke(cli.app, ["flush", prefix, "--wait", "--admin-url", port.url])
+    assert result.exit_code == exit_code
+    assert "2 objects on this node only: not durable, and not to be sent" in result.stderr

@@ -127,3 +127,27 @@ def test_the_newest_checkpoints_stay_in_the_cache_whatever_is_read(origin: Stric
         for name in ("__0_0.distcp", ".metadata"):
             assert client.ask("DELETE", f"back/run/step-3/{name}").status_code == 204
         eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [True, True])
+
+
+@pytest.mark.slow
+def test_what_a_slot_says_of_its_checkpoints_changes_while_it_runs(origin: StrictOrigin, tmp_path: Path) -> None:
+    """`keep_last` is in force for what is in the cache already, and no more when it is gone; scratch that is made a
+    slot that writes back sends what it has."""
+    slots: list[dict[str, Any]] = []
+    with gateway_of(origin, tmp_path / "cache", cache={"persistent": True}, slots=slots) as gateway:
+
+        def say(**slot: Any) -> None:
+            url, document = f"{gateway.admin_url}/api/v1/slots/back", {"prefix": "s3://bucket/back/", **slot}
+            httpx.put(url, json=document, trust_env=False, timeout=30.0).raise_for_status()
+
+        client = Client(gateway)
+        say(write="scratch")
+        save(client, 1)
+        say(write="back")
+        eventually(lambda: checkpoints(gateway)["step-1"]["state"] == "durable")
+        save(client, 2)
+        eventually(lambda: checkpoints(gateway)["step-2"]["state"] == "durable")
+        say(write="back", keep_last=1)
+        eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [False, True])
+        say(write="back")
+        eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [False, False])

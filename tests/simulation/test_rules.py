@@ -18,6 +18,7 @@ import pytest
 
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
+from gateway.writeback.admin import checkpoint_keeper
 from gateway.writeback.buffer import WritebackBuffer
 from tests.simulation.clients import LARGE_PART_BYTES, OF_OTHERS, Clients
 from tests.simulation.disk import SimulatedDisk
@@ -79,6 +80,10 @@ def tombstones_are_forgotten(patch: Patch) -> None:
 
 def syncs_are_left_out(patch: Patch) -> None:
     patch.setattr(SimulatedDisk, "fsync", lambda *_: None)
+
+
+def all_is_left_out(patch: Patch) -> None:
+    patch.setattr(checkpoint_keeper, "superseded", lambda saves, _: [one.id for one in saves])
 
 
 def reads_pass_the_buffer(patch: Patch) -> None:
@@ -362,12 +367,14 @@ class Case:
     often: Mapping[str, float] = field(default_factory=lambda: WRITES)
     steps: int = 30
     histories: int = 2
+    flush: str = "all"
 
 
 CASES = (
     Case("nothing is lost", commits_are_lost),
     Case("nothing is lost", syncs_are_left_out, {**AWAY, "cut_power": 3.0}),
     Case("nothing is lost", tombstones_are_forgotten, {**AWAY, "delete": 5.0}),
+    Case("what is left out is superseded", all_is_left_out, {**AWAY, "save_run": 6.0}, flush="latest"),
     Case("reads see the last write", reads_pass_the_buffer, {**AWAY, "read": 5.0}),
     Case("others are kept", nobody_else_is_thought_of, {**AWAY, "others_write": 3.0}),
     Case("conflicts are with others", others_are_seen_where_nobody_is),
@@ -402,7 +409,8 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[f"{one.rule}: {one.broken.__name__}" for one in CASES])
 def test_what_is_broken_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where nothing is broken, nothing is."""
-    settings = [Setting(seed, "aws", case.steps, [case.rule], 0.0, often=case.often) for seed in range(case.histories)]
+    like = Setting(0, "aws", case.steps, [case.rule], 0.0, often=case.often, flush=case.flush)
+    settings = [replace(like, seed=seed) for seed in range(case.histories)]
     for setting in settings:
         assert not play(setting).judge.violations, setting
     case.broken(monkeypatch)

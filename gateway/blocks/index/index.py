@@ -728,15 +728,19 @@ class Pins:
             self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
             return number
 
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
+    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
         """Have these prefixes be kept, and no others, besides those that somebody has pinned. The number of the pin
-        that each is under, and why one is under none. `let_go` does the rest."""
+        that each is under, why one is under none, and whether any is kept no more: then `let_go` does the rest."""
         with self._index.writing() as transaction:
             known = self._read()
-            numbers = {name: one for name, one in known.numbers.items() if name not in known.kept or name in wanted}
+            gone = known.kept.difference(wanted)
+            numbers = {name: one for name, one in known.numbers.items() if name not in gone}
             kept, number = known.kept & numbers.keys(), known.next_number
             found, refused = dict[str, int](), dict[str, str]()
             for prefix in wanted:
+                if prefix in numbers:
+                    found[prefix] = numbers[prefix]
+                    continue
                 around = next((one for one in numbers if prefix.startswith(one)), None)
                 within = next((one for one in numbers if one.startswith(prefix)), None)
                 if around is not None:
@@ -751,7 +755,7 @@ class Pins:
             followed = PinList(numbers, number, kept)
             if followed != known:
                 self._replace(transaction, followed)
-            return found, refused
+            return found, refused, bool(gone)
 
     def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> None:
         """Put the files of all blocks of an object under a pin. PinRefused when the slot may not pin so much."""
