@@ -216,8 +216,11 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
         tells = tells_durability(context)
+        if pending is None and tells:
+            is_durable = not buffer.look(lambda tx: tx.is_rest_pending(key))
+            return with_durability(_past_the_buffer(context), is_durable=is_durable)
         if pending is None:
-            return with_durability(_past_the_buffer(context), is_durable=True) if tells else None
+            return None
         if is_answered_here(request) and (context.signed_by is None or context.may_read):
             read = _READS[operation](PendingVersions(context, buffer, pending))
             return with_durability(read, is_durable=False) if tells else read

@@ -317,3 +317,25 @@ def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> 
         await client.flush()
 
     with_client(tmp_path, scenario)
+
+
+def test_6_8_a_marker_is_not_durable_while_the_rest_of_its_checkpoint_is_pending(tmp_path: Path) -> None:
+    """6.8 What comes behind the index of a checkpoint counts, and what comes for another checkpoint does not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        run = "back/run/checkpoint-5/"
+        shard, index = f"{run}model-00001-of-00001.safetensors", f"{run}model.safetensors.index.json"
+        await client.ask("PUT", shard, b"s")
+        await client.ask("PUT", index, index_of("model-00001-of-00001.safetensors"))
+        await client.flush()
+        assert (await client.ask("HEAD", index)).headers["x-forebay-durable"] == "true"
+        await client.ask("PUT", "back/run/checkpoint-55/optimizer.pt", b"o")
+        assert (await client.ask("HEAD", index)).headers["x-forebay-durable"] == "true"
+        await client.ask("PUT", f"{run}optimizer.pt", b"o")
+        for method in ("HEAD", "GET"):
+            assert (await client.ask(method, index)).headers["x-forebay-durable"] == "false"
+        await client.flush()
+        assert (await client.ask("HEAD", index)).headers["x-forebay-durable"] == "true"
+
+    with_client(tmp_path, scenario)

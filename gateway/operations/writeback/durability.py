@@ -1,8 +1,8 @@
 """`x-forebay-durable`: whether the origin has a checkpoint, told to who reads the object by which readers know that.
 
 On GET and HEAD of a marker in a slot with `write = "back"`, and of every object in one with `write = "scratch"`.
-`true`: nothing of it is pending, so the origin has it, and
-had all before it that this node had acknowledged before it under its directory (order.py). `false`: it is here only.
+`true`: the origin has it, had before it all that this node had acknowledged under its directory by then (order.py), and
+has all of its checkpoint that has come since. `false`: something of these is here only.
 """
 
 from __future__ import annotations

@@ -207,6 +207,14 @@ class JournalView:
             return codec.unpack_write(*row).acknowledged_then if row else None
         return None
 
+    def is_rest_pending(self, key: ObjectKey) -> bool:
+        """Whether the origin lacks something of the checkpoint that an object belongs to."""
+        left = (
+            "SELECT 1 FROM checkpoint_objects WHERE durable_at IS NULL AND checkpoint_id = "
+            "(SELECT checkpoint_id FROM checkpoint_objects WHERE bucket = ? AND key = ?) LIMIT 1"
+        )
+        return self._row(left, key.bucket, text(key.key)) is not None
+
     # Open uploads
 
     def upload(self, upload_id: str) -> Write | None:
