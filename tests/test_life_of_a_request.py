@@ -160,8 +160,8 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             }
 
     visited = asyncio.run(scenario())
-    assert visited["warm GET"] <= 25
-    assert visited["cold GET"] <= 48
+    assert visited["warm GET"] <= 26
+    assert visited["cold GET"] <= 49
     assert visited["part upload"] <= 36
 
 
