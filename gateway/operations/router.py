@@ -215,7 +215,7 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
-        tells = context.slot.is_buffered and tells_durability(context)
+        tells = context.slot.write != "through" and tells_durability(context)
         if pending is None and tells:
             is_durable = not buffer.look(lambda tx: tx.is_rest_pending(key))
             return with_durability(_past_the_buffer(context), is_durable=is_durable)

@@ -106,9 +106,13 @@ class JournalTransaction(JournalView):
     def __init__(self, connection: sqlite3.Connection, pending_keys: HashSlots) -> None:
         super().__init__(connection)
         self._pending_keys = pending_keys
-        self._checkpoints = CheckpointRows(connection)
         self.freed: list[str] = []
         self.has_due = False
+
+    @property
+    def _checkpoints(self) -> CheckpointRows:
+        """Made where it is needed: most transactions are of parts, which are of no checkpoint."""
+        return CheckpointRows(self._rows)
 
     # How uploads begin
 
