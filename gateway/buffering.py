@@ -20,7 +20,7 @@ from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
-from gateway.writeback.admin.checkpoint_keeper import CheckpointKeeper, KeepRules, keep_rules_of
+from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
 from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
@@ -118,8 +118,10 @@ class Flushing:
             queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, around.clock
         )
         cache = KeptCheckpoints(around.blocks)
-        self.keeper = CheckpointKeeper(self.admin.checkpoint_queries, buffer.journal, self._rules, cache, around.clock)
-        self.admin.report.kept = lambda: self.keeper.kept
+        self.retention = CheckpointRetention(
+            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, around.clock
+        )
+        self.admin.report.kept = lambda: self.retention.kept
         self._log = around.log
         self._monitor = PendingMonitor(queries, self._buffers, around.clock, around.counters)
         self._counters = around.counters
@@ -140,7 +142,7 @@ class Flushing:
             group.create_task(self._log.run())
             group.create_task(self.buffer.bounds.tell_exposure(self._counters))
             group.create_task(self._keep_reserve())
-            group.create_task(self.keeper.run())
+            group.create_task(self.retention.run())
             group.create_task(self._monitor.run())
             group.create_task(self.admin.report.watch(self._buffers, self._counters))
 

@@ -11,8 +11,8 @@ from gateway.clock import Clock, SystemClock
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
-from gateway.writeback.admin.checkpoint_keeper import CheckpointKeeper, KeptCheckpoint, keep_rules_of
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
+from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeptCheckpoint, keep_rules_of
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
@@ -43,13 +43,13 @@ class NoCache:
 
 
 @asynccontextmanager
-async def keeper_of(client: Client, slot: Slot, clock: Clock | None = None) -> AsyncIterator[CheckpointKeeper]:
+async def retention_of(client: Client, slot: Slot, clock: Clock | None = None) -> AsyncIterator[CheckpointRetention]:
     """What carries out what slots say of checkpoints."""
     queries = PendingQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
     rules = {slot.name: keep_rules_of(slot)}
     try:
-        yield CheckpointKeeper(CheckpointQueries(queries), client.buffer.journal, rules, NoCache(), clock)
+        yield CheckpointRetention(CheckpointQueries(queries), client.buffer.journal, rules, NoCache(), clock)
     finally:
         queries.close()
 
@@ -129,17 +129,17 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
         client.origin.inject(
             on(Operation.PUT_OBJECT, key="back/run/step-1/__1_0.distcp"), Answer(403, "AccessDenied"), times=None
         )
-        async with keeper_of(client, LATEST[0]) as keeper:
+        async with retention_of(client, LATEST[0]) as retention:
             await save(client, 1)
-            await keeper.look()
+            await retention.look()
             assert client.buffer.look(lambda tx: tx.usage("back")).local_objects == 0
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
                 await save(client, 2)
-                await keeper.look()
+                await retention.look()
                 await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
             assert (await shown(client))["back/run/step-1/"]["state"] == "failed"
-            await keeper.look()
+            await retention.look()
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert states == {"back/run/step-1/": "local", "back/run/step-2/": "durable"}
         assert client.buffer.look(lambda tx: tx.oldest("back")) is None
@@ -170,10 +170,10 @@ def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
             )
             for one in (1, 2, 3, 4)
         ]
-        async with keeper_of(client, slot) as keeper:
+        async with retention_of(client, slot) as retention:
             async with client.flushing():
                 await eventually(lambda: client.pending(newest) is None)
-            await keeper.look()
+            await retention.look()
             for fault in held:
                 fault.times = 0
             async with client.flushing():
@@ -192,7 +192,7 @@ def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
         await client.learn()
         await save(client, 1)
         await client.ask("PUT", "back/run/step-1/extra", b"x")
-        async with keeper_of(client, LATEST[0]):
+        async with retention_of(client, LATEST[0]):
             now = client.gateway.app.services.clock.now()
             await client.buffer.journal.change(lambda tx: tx.keep_here(1, now))
         assert client.pending("back/run/step-1/extra").state is State.LOCAL  # type: ignore[union-attr]
@@ -212,17 +212,17 @@ def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> N
         await client.learn()
         held = on(Operation.PUT_OBJECT, key="back/run/step-1/__0_0.distcp")
         fault = client.origin.inject(held, Answer(403, "AccessDenied"), times=None)
-        async with keeper_of(client, LATEST[0]) as keeper:
+        async with retention_of(client, LATEST[0]) as retention:
             await save(client, 1, ranks=1)
             await save(client, 2, ranks=1)
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
-            await keeper.look()
+            await retention.look()
             assert (await shown(client))["back/run/step-1/"]["state"] == "local"
             fault.times = 0
             for name in ("__0_0.distcp", ".metadata"):
                 await client.ask("DELETE", f"back/run/step-2/{name}", status=204)
-            await keeper.look()
+            await retention.look()
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-1/.metadata") is None)
         assert {name: one["state"] for name, one in (await shown(client)).items()} == {"back/run/step-1/": "durable"}
@@ -236,8 +236,8 @@ def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path)
     async def scenario(client: Client) -> None:
         await client.ask("PUT", "back/run/step-1/a.pt", b"x")
         await client.ask("PUT", "back/other", b"y")
-        async with keeper_of(client, SLOTS[0]) as keeper:
-            await keeper.look()
+        async with retention_of(client, SLOTS[0]) as retention:
+            await retention.look()
         states = [client.pending(name).state for name in ("back/run/step-1/a.pt", "back/other")]  # type: ignore[union-attr]
         assert states == [State.COMMITTED] * 2
 
@@ -255,12 +255,12 @@ def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_pat
         clock.seconds += 500.0
         await client.ask("PUT", "back/run/step-1/b.pt", b"x")
         await client.ask("PUT", "back/other", b"x")
-        async with keeper_of(client, slot, clock) as keeper:
+        async with retention_of(client, slot, clock) as retention:
             clock.seconds += 150.0
-            await keeper.look()
+            await retention.look()
             assert client.pending("back/run/step-1/a.pt") is not None
             clock.seconds += 500.0
-            await keeper.look()
+            await retention.look()
         assert [client.pending(f"back/{name}") for name in ("run/step-1/a.pt", "run/step-1/b.pt", "other")] == [
             None
         ] * 3

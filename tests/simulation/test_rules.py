@@ -18,7 +18,7 @@ import pytest
 
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.writeback.admin import checkpoint_keeper
+from gateway.writeback.admin import checkpoint_retention
 from gateway.writeback.buffer import WritebackBuffer
 from tests.simulation.clients import LARGE_PART_BYTES, OF_OTHERS, Clients
 from tests.simulation.disk import SimulatedDisk
@@ -83,7 +83,7 @@ def syncs_are_left_out(patch: Patch) -> None:
 
 
 def all_is_left_out(patch: Patch) -> None:
-    patch.setattr(checkpoint_keeper, "superseded", lambda saves, _: [one.id for one in saves])
+    patch.setattr(checkpoint_retention, "superseded", lambda saves, _: [one.id for one in saves])
 
 
 def reads_pass_the_buffer(patch: Patch) -> None:

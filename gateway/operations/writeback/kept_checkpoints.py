@@ -8,7 +8,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.errors import BlockError, PinRefused
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.checkpoint_keeper import KeptCheckpoint
+from gateway.writeback.admin.checkpoint_retention import KeptCheckpoint
 
 
 class KeptCheckpoints:

@@ -67,7 +67,7 @@ class CheckpointCache(Protocol):
         """Have these stay, and no others; those that do not, by their names, and why."""
 
 
-class CheckpointKeeper:
+class CheckpointRetention:
     """Of one buffer. `rules` are those of slots, by name; they may change."""
 
     def __init__(
