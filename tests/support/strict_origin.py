@@ -60,7 +60,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Says when it serves."""
+    """Says when it serves, and leaves no connection open."""
 
     def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
         super().__init__(config)
@@ -71,6 +71,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
         self._ready.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End connections whose clients do not read or whose requests go on: a loop that ends closes nothing."""
+        await super().shutdown(sockets)
+        while self.server_state.connections:
+            for connection in list(self.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.sleep(0.001)
 
 
 class StrictOrigin:

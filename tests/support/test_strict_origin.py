@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import io
 import socket
@@ -144,3 +145,18 @@ def test_refused_connections_come_back_with_the_same_objects(strict: StrictOrigi
     with strict.refused(), pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
     assert client(strict).get_object(Bucket="bucket", Key="key")["Body"].read() == b"0123456789"
+
+
+def test_no_connection_outlives_it() -> None:
+    """A client that reads nothing keeps an answer under way; what is left open fails the test that collects it."""
+    with StrictOrigin() as origin, socket.socket() as silent:
+        origin.model.put("bucket", "large", bytes(64 * 1024 * 1024))
+        host = origin.endpoint_url.removeprefix("http://")
+        fields = {"Host": host, **signed(origin, "GET", "/bucket/large", {}, b"")}
+        head = ["GET /bucket/large HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(("127.0.0.1", int(host.split(":")[1])))
+        silent.sendall("\r\n".join(head).encode())
+        assert silent.recv(12) == b"HTTP/1.1 200"
+        origin.stop()
+        gc.collect()
