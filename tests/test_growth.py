@@ -57,7 +57,7 @@ def _texts(parser: ClientParser, least: int, most: int) -> st.SearchStrategy[byt
     return st.lists(st.sampled_from(parser.words), min_size=least, max_size=most).map(b"".join)
 
 
-@pytest.mark.parametrize("name", PIECEWISE)
+@pytest.mark.parametrize("name", rest_is_slow(PIECEWISE, *list(PIECEWISE)[::4]))
 def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
     """Whatever is read as it arrives, in the smallest pieces."""
     reader = PIECEWISE[name]
@@ -212,9 +212,9 @@ def namespaces_in_place(data: bytes) -> None:
     ("parse", "begin", "unit", "end"),
     [
         (every_pair, b"", b"a", b""),
-        (joined_again_and_again, b"", b"a,", b""),
-        (looked_up_in_a_list, b"", b"a,", b""),
-        (put_together_from_one_value, b"", b",a", b""),
+        pytest.param(joined_again_and_again, b"", b"a,", b"", marks=pytest.mark.slow),
+        pytest.param(looked_up_in_a_list, b"", b"a,", b"", marks=pytest.mark.slow),
+        pytest.param(put_together_from_one_value, b"", b",a", b"", marks=pytest.mark.slow),
         (old_etags, b"", b" ", b'"y"z'),
         (namespaces_in_place, b"<D xmlns:a='" + b"u" * 100, b"' a:b%d='", b"'/>"),
     ],

@@ -184,6 +184,7 @@ def test_what_may_still_get_there_is_waited_for(monkeypatch: pytest.MonkeyPatch,
         assert run(port, "--wait").exit_code == 0
 
 
+@pytest.mark.slow
 def test_files_of_other_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they come, and with --timeout until that is over; the gateway is asked to look at once. Of a name the
     gateway is asked as of one."""
@@ -220,6 +221,7 @@ def test_an_origin_that_is_away_is_not_waited_for_for_ever(monkeypatch: pytest.M
         assert f"{NOT_THERE} the time is over" in run(port, "--wait", "--timeout", "300ms").stdout
 
 
+@pytest.mark.slow
 def test_what_never_moves_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing fails, either: whatever holds it up, a script does not hang."""
     monkeypatch.setattr(flush, "_STALLED_SECONDS", 0.05)

@@ -112,6 +112,7 @@ def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
         assert "certificate that is not trusted" in (found(origin.endpoint_url).problem or "")
 
 
+@pytest.mark.slow
 def test_an_origin_that_accepts_and_says_nothing_is_not_waited_for() -> None:
     """A socket that opens is no origin that answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -63,6 +63,7 @@ def slots(**more: Any) -> list[dict[str, Any]]:
     return [{"name": name, "prefix": f"s3://load/{name}/", "consistency": "immutable", **more} for name in "ab"]
 
 
+@pytest.mark.slow
 def test_what_a_gateway_moves_is_counted_and_what_passes_is_seen_in_its_memory() -> None:
     """The bytes that its readers have had, by slot; those that passed while somebody waited, and no more."""
     families = [Family(f"{name}/", 40, MIB) for name in "ab"]
@@ -82,6 +83,7 @@ def test_what_a_gateway_moves_is_counted_and_what_passes_is_seen_in_its_memory()
         assert not +counted(one, "write")
 
 
+@pytest.mark.slow
 def test_readers_say_when_there_is_nothing_left() -> None:
     """So that no load test measures readers that have ended."""
     with LoadOrigin([Family("a/", 1, 1000)]) as origin, gateway(origin) as one:

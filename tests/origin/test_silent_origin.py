@@ -12,6 +12,7 @@ from gateway.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.origin.told_origin import Request, forever, head, told_origin
+from tests.support.rest_is_slow import rest_is_slow
 
 SLOW = [
     OriginRequest("PUT", "b", "k", body=b"x"),
@@ -33,7 +34,11 @@ async def _unanswered(sending: object, request: OriginRequest) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("request_", [*READS, *SLOW], ids=lambda one: f"{one.method} {one.query} {len(one.body)}")
+@pytest.mark.parametrize(
+    "request_",
+    rest_is_slow([*READS, *SLOW], READS[0], SLOW[-1]),
+    ids=lambda one: f"{one.method} {one.query} {len(one.body)}",
+)
 def test_a_silent_origin_is_found_out_and_everybody_told_at_once(request_: OriginRequest) -> None:
     """Whatever is asked first: within the time for a first byte; whatever comes behind it, at once."""
 
@@ -66,6 +71,7 @@ def test_a_streamed_upload_is_not_begun_for_an_origin_that_is_silent() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_one_probe_at_a_time_finds_the_origin_when_it_is_back() -> None:
     """A question of the gateway's own: no client waits for it, and none is needed for it to succeed."""
 

@@ -69,6 +69,7 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
     return MeteredOrigin(origin, meter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
 @pytest.mark.parametrize(
     "landing", [None, ReceiveBuffer(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]

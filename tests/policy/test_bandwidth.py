@@ -204,6 +204,7 @@ def shared_by_processes(clock: ManualClock, *ceilings: Ceiling) -> list[Bandwidt
         os.close(descriptor)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, PROCESSES - 1), COUNTS), max_size=6))
 def test_all_processes_together_keep_to_the_ceiling_and_use_it_up(rows: list[tuple[int, list[int]]]) -> None:

@@ -119,6 +119,7 @@ def rate_between(passed: list[tuple[float, int]], start: float, end: float) -> f
     return sum(count for when, count in passed if start <= when < end) / (end - start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", rest_is_slow(POINTS, *list(POINTS)[::3]))
 def test_a_process_that_stops_within_the_arithmetic_holds_nobody_up(point: str) -> None:
     """Wherever that is; and what it does when it goes on lets nobody above the ceiling."""
@@ -165,6 +166,7 @@ def test_killed_stopped_and_new_processes_keep_the_ceiling_together() -> None:
     assert rate_between(passed, began, ended) > 0.7 * RATE
 
 
+@pytest.mark.slow
 def test_10_4_slots_of_real_processes_share_by_weight_and_take_over_from_those_that_are_stopped() -> None:
     """10.4 Weights of 3 and 1, a reader and a process each; the heavy one is stopped, goes on, and is killed."""
     with crowd() as one:

@@ -288,6 +288,7 @@ def test_a_slot_that_had_more_by_its_guarantee_owes_a_second_at_most() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.02, 0.15, 0.9, None], ids=str)
 def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(seconds: float | None) -> None:
     """Over a second all of the link is used, whoever would have been the first; who goes on has its share again."""

@@ -67,6 +67,7 @@ async def keeps_its_promise(link: FoundLinkSimulation, settling_seconds: float =
     assert max(delays) <= DELAY_SECONDS_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["read", "write"])
 @in_event_loop
 async def test_a_link_that_changes_by_four_times_is_used_and_has_no_long_queue(direction: Direction) -> None:
@@ -188,6 +189,7 @@ async def test_nothing_is_held_back_before_a_queue_was_seen() -> None:
         assert link.processes[0].bandwidth.found["read"].found(link.clock.monotonic()).capacity is None
 
 
+@pytest.mark.slow
 @in_event_loop
 async def test_who_wants_little_says_nothing_about_the_link() -> None:
     """A link that was found stays found while little is wanted of it, or nothing at all."""

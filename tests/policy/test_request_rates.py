@@ -188,6 +188,7 @@ def test_reads_and_writes_are_counted_apart() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", [True, False], ids=["stopped", "killed"])
 def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(goes_on: bool) -> None:
     """They have all of the rate while it is away, its slot's share with it; and it finds what has come of the rate."""

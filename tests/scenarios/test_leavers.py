@@ -26,6 +26,7 @@ from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Fault, Hold
+from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import Serving, Wire, request, serving, until
 from tests.support.strict_origin import StrictOrigin
 
@@ -151,7 +152,7 @@ SLOTS = {"strict": Slot("kept", BUCKET), "ttl": Slot("kept", BUCKET, consistency
 
 
 @pytest.mark.parametrize("slot", SLOTS)
-@pytest.mark.parametrize("name", [*READS, *WRITES])
+@pytest.mark.parametrize("name", rest_is_slow([*READS, *WRITES], *[*READS, *WRITES][::4]))
 def test_who_leaves_the_queue_is_not_served(name: str, slot: str, tmp_path: Path) -> None:
     """A request that waits for a connection to the origin ends with its client; the origin never hears of it."""
     asked = (READS | WRITES)[name]

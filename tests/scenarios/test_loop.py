@@ -41,6 +41,7 @@ def round_trip(own_port: int) -> Iterator[GatewayProcess]:
         loop.close()
 
 
+@pytest.mark.slow
 def test_7_7_a_request_that_comes_round_ends_at_once(round_trip: GatewayProcess) -> None:
     """7.7 It is refused with 508 the first time it comes back, and the caller hears why."""
     client = boto3.client(

@@ -26,6 +26,7 @@ def staged_bytes(directory: Path) -> int:
     return body_bytes(directory / "writeback" / "staged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["through", "slow-down"])
 def test_5_9_never_more_than_the_buffer(
     tmp_path: Path, full: Literal["through", "slow-down"], monkeypatch: pytest.MonkeyPatch

@@ -232,6 +232,7 @@ def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_again(
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:
     """6.7 As long as nobody knows whether a file is there, it is not."""
 

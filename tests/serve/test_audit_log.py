@@ -107,6 +107,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_who_changes_settings_is_told_whatever_becomes_of_the_admin_port(tmp_path: Path) -> None:
     """By the supervisor, which makes the change: by port and by signal, made and refused; the background process is
     killed before it has answered. Paths are as they were sent."""

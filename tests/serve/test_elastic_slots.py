@@ -64,6 +64,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_who_asks_while_it_starts_is_heard(tmp_path: Path) -> None:
     """SIGHUP as soon as the command runs: it ends nothing, and the file is read anew when the gateway has started."""
     with an_origin() as origin, ThreadPoolExecutor(1) as threads:
@@ -85,6 +86,7 @@ def _waits_for_sighup(gateway: GatewayProcess) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_who_asks_while_the_process_behind_the_admin_port_starts_again_is_heard(tmp_path: Path) -> None:
     """The port answers before all is there: the question waits as long, and so do later ones no longer."""
     with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
@@ -105,6 +107,7 @@ def _is_put(admin: Admin, slot: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """With the key and what is allowed; all is as it was."""
     config = {"slots": [{"name": "of-the-file", "prefix": f"s3://{BUCKET}/of-the-file/"}]}
@@ -165,6 +168,7 @@ def test_where_file_and_admin_port_disagree_the_file_wins(tmp_path: Path) -> Non
         assert admin.slots()["a"]["weight"] == 7
 
 
+@pytest.mark.slow
 def test_the_first_slot_that_writes_back(tmp_path: Path) -> None:
     """Comes while the gateway runs; it cannot go while the origin lacks what was acknowledged in it."""
     with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:

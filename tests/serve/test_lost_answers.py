@@ -26,6 +26,7 @@ def _client(url: str, mode: str) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [Unreachable(late=True), Answer(500, late=True)], ids=["no answer", "500"])
 def test_4_9_a_conditional_write_whose_answer_is_lost_is_told_as_unknown(effect: Effect) -> None:
     """4.9 The client hears neither yes nor no, and botocore does not turn it into a no by asking again."""

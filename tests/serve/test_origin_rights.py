@@ -130,6 +130,7 @@ def test_each_caller_has_its_own_rights(tmp_path: Path) -> None:
         assert not any(secret in told + gateway.log for secret in SECRETS.values())
 
 
+@pytest.mark.slow
 def test_it_is_switched_on_while_clients_read(tmp_path: Path) -> None:
     """Over the admin port and by SIGHUP: what was answered from memory before is refused at once, on each worker."""
     open_slot = {**SLOT, "authorization": "gateway"}

@@ -64,6 +64,7 @@ def gated(origin: GatedOrigin, **server: object) -> GatewayProcess:
     )
 
 
+@pytest.mark.slow
 def test_it_starts_with_the_origin_down(tmp_path: Path) -> None:
     """Ready without an origin, which readiness reports; reads of it are answered, with 503."""
     with GatewayProcess({"origin": NOWHERE, "server": {"allow_unsigned": True}}) as gateway:
@@ -73,6 +74,7 @@ def test_it_starts_with_the_origin_down(tmp_path: Path) -> None:
         assert get(f"{gateway.s3_url}/bucket/key").status_code == 503
 
 
+@pytest.mark.slow
 def test_standard_output_has_the_readiness_line_and_nothing_else() -> None:
     """Whoever starts it can rely on the first line, and need not read on."""
     with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}) as gateway:
@@ -335,6 +337,7 @@ def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
         assert get(f"{gateway.s3_url}/bucket/key", verify=context).status_code == 403
 
 
+@pytest.mark.slow
 def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) -> None:
     """Cached data may be anybody's secret."""
     with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:

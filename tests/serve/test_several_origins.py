@@ -121,6 +121,7 @@ def test_7_10_each_bucket_is_read_and_written_at_its_home(main: StrictOrigin, fa
     assert [signer for _, signer in lines(far, "POST /far?delete")] == [FAR[0], INNER[0], FAR[0]]
 
 
+@pytest.mark.slow
 def test_7_10_a_wrong_key_is_told_and_no_other_is_tried(main: StrictOrigin, far: StrictOrigin) -> None:
     """Its bucket fails, and no other key is tried in its place; status and /readyz name the bucket, and no secret is
     anywhere."""
@@ -175,6 +176,7 @@ def test_9_6_buckets_are_in_one_list(main: StrictOrigin, far: StrictOrigin) -> N
     assert lines(far, "GET / ") == []
 
 
+@pytest.mark.slow
 def test_7_11_copies_between_homes_are_refused(main: StrictOrigin, far: StrictOrigin) -> None:
     """Neither origin has both; and the target's may have another bucket of the source's name, whose bytes would come.
     Whether the source is pending makes no difference."""
@@ -302,6 +304,7 @@ def test_8_8_a_home_that_is_away_holds_up_no_other(main: StrictOrigin, far: Stri
         assert client.get_object(Bucket="far", Key="a")["Body"].read() == b"a"
 
 
+@pytest.mark.slow
 def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
     """By SIGHUP: another secret, another name, another way. Where a bucket is needs a restart, and this is told."""
     config = config_of(main, far)
@@ -373,6 +376,7 @@ def test_7_10_what_nobody_asks_for_goes_there_too(main: StrictOrigin, far: Stric
     assert lines(main, "far") == []
 
 
+@pytest.mark.slow
 def test_roles_sign_for_their_buckets(main: StrictOrigin, far: StrictOrigin, tmp_path: Path) -> None:
     """What moto's STS lends is what the home knows, and nothing else: by AssumeRole for the bucket, by a web identity
     for a slot. AWS_ENDPOINT_URL sends clients to the gateway, and no question about roles."""

@@ -94,6 +94,7 @@ def test_who_writes_back_is_told_how_md5s_are_computed(
     assert "md5" not in what_is_served(load(tmp_path, text).settings, None)
 
 
+@pytest.mark.slow
 def test_without_a_key_it_does_not_start(tmp_path: Path) -> None:
     """It says what to set, and what to set to start all the same."""
     text = f'[origin]\nendpoint_url = "http://127.0.0.1:1"\n[cache]\ndirectory = "{tmp_path}/cache"\n'
@@ -112,6 +113,7 @@ def test_without_a_key_it_starts_where_that_is_configured() -> None:
         assert "none found" in served(gateway)["own_key"]
 
 
+@pytest.mark.slow
 def test_the_gateways_own_key_refused_is_told_as_such() -> None:
     """The client is not sent to look at its own key; status and readiness say the same, and the log once a minute."""
     with StrictOrigin() as origin:

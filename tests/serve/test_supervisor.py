@@ -177,6 +177,7 @@ def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path
     assert not shared.exists()
 
 
+@pytest.mark.slow
 def test_a_change_that_fails_as_nobody_has_thought_of_ends_nothing(tmp_path: Path) -> None:
     """It is told in the log, and the next one is looked at as if nothing had been."""
     with supervised(tmp_path, "", FAULTY) as process:

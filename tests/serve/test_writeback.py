@@ -149,6 +149,7 @@ def test_nobody_else_can_read_what_was_acknowledged(origin: StrictOrigin, tmp_pa
         origin.start()
 
 
+@pytest.mark.slow
 def test_a_buffer_of_another_version_ends_the_start_and_stays(origin: StrictOrigin, tmp_path: Path) -> None:
     """What this version cannot read it does not touch: somebody's acknowledged writes are in it."""
     with gateway_of(origin, tmp_path / "cache") as gateway:

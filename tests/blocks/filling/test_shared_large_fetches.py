@@ -79,6 +79,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield Workers(tmp_path / "c", origin, stack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_readers_in_all_processes_cost_one_request_a_block(workers: Workers, count: int) -> None:
     """However many processes and readers want a cold object at once, the origin sends each byte once."""

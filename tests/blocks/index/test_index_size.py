@@ -138,6 +138,7 @@ def fill_one(directory: Path, slots: int, pins: int) -> int:
     return work
 
 
+@pytest.mark.slow
 def test_a_fill_costs_the_same_however_many_slots_and_pins_there_are(tmp_path: Path) -> None:
     """Counted in calls of functions, in a directory where something must go for what comes."""
     assert fill_one(tmp_path / "many", 150, 150) <= 1.1 * fill_one(tmp_path / "few", 1, 1)

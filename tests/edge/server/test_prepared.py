@@ -670,6 +670,7 @@ def test_what_has_to_be_verified_before_does_not_go_the_whole_way(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_comes_again_soon_is_kept_though_all_places_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -830,6 +831,7 @@ def looked_at(root: object, shared: Sequence[object]) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["d/", "t/", "x/"], ids=["immutable", "ttl", "strict"])
 def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: str) -> None:
     """It looks at all that is kept in one go, and nothing else is done meanwhile: at 40 objects for each of 16,384

@@ -244,6 +244,7 @@ def test_a_body_that_stops_is_a_request_timeout(body: bytes) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_direct_body_that_trickles_is_a_request_timeout() -> None:
     """A byte now and then is no progress, also where the event loop does not see it."""
 

@@ -228,6 +228,7 @@ def test_objects_come_out_in_order(entries: list[ListedEntry], at_once: int) -> 
     assert all(one in entries for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["CSV", "Parquet", "ORC"])
 def test_a_file_is_read_in_parts(tmp_path: Path, kind: str) -> None:
     """Of a file of a million rows no more than some thousands are in memory at once."""

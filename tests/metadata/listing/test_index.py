@@ -528,6 +528,7 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
     play(tmp_path / "c", scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "engine"), [("index", OLD_ENGINE), ("listing", NEW_ENGINE), ("dirty", NEW_ENGINE)])
 def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
     tmp_path: Path, part: str, engine: int, monkeypatch: pytest.MonkeyPatch
@@ -764,6 +765,7 @@ def restored_until(number: int) -> EntryTemplate:
     return EntryTemplate("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5000, 70_000])
 def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
     """Of entries that each have one of their own; what they say comes back to the letter, and stays as it is."""

@@ -199,6 +199,7 @@ def test_what_a_killed_process_has_begun_is_gone_on_with(tmp_path: Path, monkeyp
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "states"), [("make", MADE), ("bring in", MADE), ("delete", [["old"], []])])
 def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path, work: str, states: list[list[str]]) -> None:
     """A snapshot is wholly there or not at all, what is there can be read, and nothing else is left."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from gateway.s3.requests import Operation
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part
@@ -31,6 +33,7 @@ async def put_parts(client: Client, upload_id: str) -> dict[int, str]:
     return etags
 
 
+@pytest.mark.slow
 def test_it_is_listed_completed_and_flushed_in_steps(tmp_path: Path) -> None:
     """ListParts, Complete with a checksum of the whole, a HEAD of a part, and the Complete that the origin is sent."""
 

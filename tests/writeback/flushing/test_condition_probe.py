@@ -225,6 +225,7 @@ def test_a_bucket_is_probed_once_before_the_first_of_its_writes(tmp_path: Path) 
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", [Operation.PUT_OBJECT, Operation.CREATE_MULTIPART_UPLOAD, Operation.UPLOAD_PART])
 def test_a_probe_that_was_killed_leaves_nothing_in_the_end(tmp_path: Path, operation: Operation) -> None:
     """Its object and its upload are cleared away by the next process, once nothing can be under way any more."""
@@ -424,6 +425,7 @@ def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_bucket_is_not_probed_again_at_each_refusal(tmp_path: Path) -> None:
     """Whatever it makes of conditions besides."""
 

@@ -114,6 +114,7 @@ def test_what_is_refused_keeps_nothing_else_of_its_bucket_waiting(tmp_path: Path
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_what_sleeps_takes_no_place(tmp_path: Path) -> None:
     """Every place of those that failed is free again for others that failed; and each sleeps longer than before, at
     most a minute."""
@@ -135,6 +136,7 @@ def test_what_sleeps_takes_no_place(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_an_origin_that_is_away_is_asked_seldom_and_all_goes_fast_when_it_is_back(tmp_path: Path) -> None:
     """With one write at a time, some seconds apart, however many wait; and hardly longer than that afterwards."""
     many = 100
@@ -219,6 +221,7 @@ def test_another_bucket_is_none_the_worse_for_one_that_is_away(tmp_path: Path) -
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_the_places_of_small_ones_grow_and_shrink_with_what_the_origin_takes(tmp_path: Path) -> None:
     """20 and more are on their way at once when nothing fails; few after it has said SlowDown."""
 
@@ -389,6 +392,7 @@ def test_how_it_fares_outlives_the_process(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [503, 500])
 def test_keys_that_the_origin_does_not_serve_keep_no_others_waiting(tmp_path: Path, code: int) -> None:
     """S3 throttles by prefix: 100 keys fail as if the bucket was away, and what was acknowledged before, between and
@@ -424,6 +428,7 @@ def test_keys_that_the_origin_does_not_serve_keep_no_others_waiting(tmp_path: Pa
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_key_that_failed_among_many_does_not_wait_long_for_them(tmp_path: Path) -> None:
     """300 keys that the origin does not serve, and others that it does: 5 that it refuses once are there in seconds,
     and 5 of the 300 in minutes, once it serves them again; while what fails is asked a few times a second."""

@@ -422,6 +422,7 @@ def test_an_upload_that_nobody_touches_expires(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_an_open_upload_is_asked_for_now_and_then_only(tmp_path: Path) -> None:
     """Nobody touches it: at most one question in ten minutes."""
 

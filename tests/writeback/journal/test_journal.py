@@ -92,6 +92,7 @@ def stopped_while_writing(journal: Path) -> Iterator[None]:
             holder.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_process_stopped_while_it_writes_keeps_nobody_waiting(tmp_path: Path) -> None:
     """Changes are refused within seconds, nothing of them is there; when the process is gone, they are taken again."""
