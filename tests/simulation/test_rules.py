@@ -152,6 +152,7 @@ def one_request_at_a_time(patch: Patch) -> None:
 
     async def send(real: Send, origin: ProcessOrigin, request: OriginRequest) -> MemoryResponse:
         async with locks.setdefault(origin._process, asyncio.Lock()):
+            await asyncio.sleep(1.0)  # so slow that the first crowd shows it
             return await real(origin, request)
 
     _sends(patch, send)
