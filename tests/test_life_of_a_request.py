@@ -140,7 +140,7 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             for _ in range(3):
                 assert len(await world.read("data/0")) == OBJECT_BYTES
             await world.read("data/1", Range="bytes=10-1000000")  # what is imported at the first time
-            warms = [await world.visits(lambda: world.read("data/0")) for _ in range(3)]
+            warms = [await world.visits(lambda: world.read("data/0")) for _ in range(6)]
             colds = [
                 await world.visits(partial(world.read, f"data/{n}", Range="bytes=1000000-2000000")) for n in (2, 3, 4)
             ]

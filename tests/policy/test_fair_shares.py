@@ -333,7 +333,7 @@ def test_a_full_bucket_lets_no_slot_run_away() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2])  # which once had a slot that took a third more than its share
 def test_a_thousand_slots_in_64_processes(seed: int) -> None:
     """Each with readers in two of them, and a few with ceilings and guarantees."""
     dice = random.Random(seed)
