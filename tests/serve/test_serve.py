@@ -317,7 +317,7 @@ def test_secrets_are_in_no_argument_variable_or_log() -> None:
         get(f"{gateway.s3_url}/bucket/key?X-Amz-Signature={ORIGIN_KEYS[1]}")
         pids = [gateway.pid, *(one["process_id"] for one in gateway.status()["gateway"]["processes"])]
         seen = b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for pid in pids for name in ("cmdline", "environ"))
-        assert b"gateway.serve.child" in seen
+        assert b"forebay: worker 0\0" in seen
         assert ORIGIN_KEYS[1].encode() not in seen
         assert gateway.terminate() == 0
         assert ORIGIN_KEYS[1] not in gateway.log
