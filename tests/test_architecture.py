@@ -48,7 +48,8 @@ ALLOWED: Mapping[str, set[str]] = {
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},
+    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback", "admin_client"},
+    "admin_client": {"errors"},
     "__main__": {"cli"},
     "": set(),
 }

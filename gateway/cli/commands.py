@@ -15,10 +15,16 @@ from gateway.cli import jobs, snapshots, writeback
 from gateway.cli.callers import callers
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
+    LOOK,
+    RUN,
+    SNAPSHOTS,
+    WRITING,
     AdminUrlOption,
+    CommandGroup,
     ConfigOption,
     JsonOption,
-    admin_port,
+    admin_client,
+    examples,
     fail,
     print_json,
     report_problems,
@@ -28,6 +34,7 @@ from gateway.cli.flush import flush
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
 from gateway.config import public_settings
+from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import load_settings
 from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
@@ -36,19 +43,15 @@ from gateway.logs import configure_logs
 
 app = typer.Typer(
     name="forebay",
+    cls=CommandGroup,
     help="S3-compatible caching gateway for AI training.",
+    epilog=examples(
+        "forebay serve --origin https://s3.us-east-1.amazonaws.com --cache-dir /mnt/nvme/forebay",
+        "AWS_ENDPOINT_URL=http://127.0.0.1:9000 aws s3 ls s3://train/",
+    ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-jobs.add_to(app)
-app.add_typer(snapshots.app)
-app.command()(flush)
-app.command()(explain)
-app.command()(slots)
-app.command()(callers)
-app.command()(checkpoints)
-app.add_typer(writeback.app)
 
 
 def main() -> None:
@@ -71,19 +74,50 @@ def _options(
     """S3-compatible caching gateway for AI training."""
 
 
-@app.command()
-def serve(config: ConfigOption = None) -> None:
-    """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first."""
+@app.command(
+    rich_help_panel=RUN,
+    epilog=examples(
+        "forebay serve",
+        "forebay serve --config /etc/forebay/forebay.toml",
+        "forebay serve --origin http://minio:9000 --port 9100 --cache-dir /mnt/nvme/forebay",
+    ),
+)
+def serve(
+    config: ConfigOption = None,
+    origin: Annotated[
+        str | None, typer.Option("--origin", metavar="URL", help="Where the buckets are: origin.endpoint_url.")
+    ] = None,
+    port: Annotated[str | None, typer.Option("--port", metavar="N", help="TCP port of S3: server.port.")] = None,
+    cache_dir: Annotated[
+        str | None, typer.Option("--cache-dir", metavar="DIR", help="Where the cache lies: cache.directory.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON when all is ready.")] = False,
+) -> None:
+    """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first.
+
+    Options win over FOREBAY_* variables, and these over the file.
+    """
     from gateway.serve import supervisor
     from gateway.serve.banner import tell_what_is_served
     from gateway.serve.own_credentials import find_own_key
+    from gateway.serve.process_title import set_process_title
     from gateway.serve.reloading import Reloader
 
+    environment = CommandEnvironment(
+        os.environ,
+        {
+            "FOREBAY_ORIGIN__ENDPOINT_URL": ("--origin", origin),
+            "FOREBAY_SERVER__PORT": ("--port", port),
+            "FOREBAY_CACHE__DIRECTORY": ("--cache-dir", cache_dir),
+        },
+    )
     try:
-        loaded = load_with_overlay(config, os.environ)
+        loaded = load_with_overlay(config, environment)
     except SettingsError as error:
         report_problems(error, as_json=False)
-        raise typer.Exit(1) from None
+        is_usage = any(one.source in environment.options.values() for one in error.problems)
+        raise typer.Exit(2 if is_usage else 1) from None
+    set_process_title("supervisor")
     configure_logs(loaded.settings.logging.level, loaded.settings.logging.format, "supervisor")
     for warning in loaded.warnings:
         structlog.get_logger("forebay.config").warning(warning)
@@ -97,14 +131,15 @@ def serve(config: ConfigOption = None) -> None:
         code = supervisor.serve(
             loaded.settings,
             tell=lambda: tell_what_is_served(loaded.settings, key, loaded.warnings),
-            reloader=Reloader(config, dict(os.environ)),
+            reloader=Reloader(config, environment),
+            as_json=json,
         )
     except (StartupError, ConfigError) as error:
         fail(str(error))
     raise typer.Exit(code)
 
 
-@app.command("check-config")
+@app.command("check-config", rich_help_panel=RUN, epilog=examples("forebay check-config /etc/forebay/forebay.toml"))
 def check_config(
     file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
 ) -> None:
@@ -124,22 +159,22 @@ def check_config(
         typer.echo(f"warning: {warning}", err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK, epilog=examples("forebay status", "forebay status --json | jq .gateway.ready"))
 def status(
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Ask a running gateway how it is. Exit code 0: ready."""
-    document = admin_port(admin_url, config).get("/api/v1/status")
+    answer = admin_client(admin_url, config).status()
     if json:
-        print_json(document)
+        print_json(answer.document())
     else:
-        show_status(document)
-    raise typer.Exit(0 if (document["gateway"] or {}).get("ready") else 1)
+        show_status(answer)
+    raise typer.Exit(0 if answer.is_ready else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN, epilog=examples("forebay demo"))
 def demo(json: JsonOption = False) -> None:
     """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
     try:
@@ -147,6 +182,22 @@ def demo(json: JsonOption = False) -> None:
     except ImportError as error:
         fail(f"the demo needs the package {error.name}: pip install 'forebay[demo]'")
     raise typer.Exit(run_demo(json=json))
+
+
+app.command(rich_help_panel=LOOK, epilog=examples("forebay slots"))(slots)
+app.command(rich_help_panel=LOOK, epilog=examples("forebay callers"))(callers)
+app.command(rich_help_panel=LOOK, epilog=examples("forebay explain s3://train/imagenet/train-00001.tar"))(explain)
+jobs.add_to(app)
+app.command(
+    rich_help_panel=WRITING,
+    epilog=examples("forebay flush --wait --timeout 10m", "forebay flush s3://checkpoints/run/step-100 --wait"),
+)(flush)
+app.command(
+    rich_help_panel=WRITING,
+    epilog=examples("forebay checkpoints", "forebay checkpoints s3://checkpoints/run/ --state failed,conflict"),
+)(checkpoints)
+app.add_typer(writeback.app, rich_help_panel=WRITING)
+app.add_typer(snapshots.app, rich_help_panel=SNAPSHOTS)
 
 
 def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import orjson
 
-from gateway.config.problems import Hidden, SettingsError, shown, table_of, toml_names
+from gateway.config.problems import Hidden, SettingsError, dotted, shown, table_of, toml_names
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
+
+Sources = dict[str, str]
+"""Dotted key -> the variable, or the option of a command, that its value came from."""
 
 PREFIX = "FOREBAY_"
 CONFIG_VARIABLE = "FOREBAY_CONFIG"
@@ -21,12 +24,28 @@ _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UD
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
-def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> list[str]:
-    """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing.
+class CommandEnvironment(dict[str, str]):
+    """Environment variables with a command's options laid over them, so that options win over variables and the file
+    wherever these settings are read, also when they are read again.
+
+    `options` are variable -> (option, value); values of None are options that were not given.
+    """
+
+    def __init__(self, environment: Mapping[str, str], options: Mapping[str, tuple[str, str | None]]) -> None:
+        given = {variable: (option, value) for variable, (option, value) in options.items() if value is not None}
+        super().__init__(dict(environment) | {variable: value for variable, (_, value) in given.items()})
+        self.options = {variable: option for variable, (option, _) in given.items()}
+
+
+def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> tuple[list[str], Sources]:
+    """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing, and where the
+    values of the others went.
 
     Raises SettingsError for variables that are meant as settings and cannot be.
     """
     warnings: list[str] = []
+    sources: Sources = {}
+    options = environment.options if isinstance(environment, CommandEnvironment) else {}
     problems: list[ConfigError] = []
     for variable in sorted(environment):
         name = variable.removeprefix(PREFIX)
@@ -34,14 +53,18 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
             continue
         try:
             if "__" in name or name in _LISTS:
-                _assign(document, variable, name.lower().split("__"), environment[variable])
+                path = name.lower().split("__")
+                _assign(document, variable, path, environment[variable])
+                sources[dotted([int(part) if part.isdecimal() else part for part in path])] = options.get(
+                    variable, variable
+                )
             elif not _is_service_link(name, environment[variable]):
                 warnings.append(_about_unknown(variable, name))
         except ConfigError as problem:
             problems.append(problem)
     if problems:
         raise SettingsError(problems)
-    return warnings
+    return warnings, sources
 
 
 def _is_service_link(name: str, value: str) -> bool:
