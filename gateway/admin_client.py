@@ -455,6 +455,7 @@ class Checkpoint(Answer):
     bytes: int
     bytes_flushed: int
     ranks: int
+    last_at: float = 0.0
     flush_seconds_left: float | None
     exposed_seconds: float | None
 

@@ -33,6 +33,7 @@ from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
+from gateway.cli.top import top
 from gateway.config import public_settings
 from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import load_settings
@@ -184,6 +185,9 @@ def demo(json: JsonOption = False) -> None:
     raise typer.Exit(run_demo(json=json))
 
 
+app.command(
+    rich_help_panel=LOOK, epilog=examples("forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second")
+)(top)
 app.command(rich_help_panel=LOOK, epilog=examples("forebay slots"))(slots)
 app.command(rich_help_panel=LOOK, epilog=examples("forebay callers"))(callers)
 app.command(rich_help_panel=LOOK, epilog=examples("forebay explain s3://train/imagenet/train-00001.tar"))(explain)

@@ -60,8 +60,11 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], *, stderr: bool 
         console.print(Text(text, style), soft_wrap=True)
 
 
-def table_lines(columns: Sequence[Column], rows: Iterable[Row], width: int | None) -> Iterator[tuple[str, str]]:
-    """Lines and their styles, the head first; `width` None: nothing is cut."""
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Row], width: int | None, *, fold: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
+    not told of."""
     left = iter(rows)
     first = list(islice(left, _MEASURED_ROWS))
     if not first:
@@ -74,7 +77,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Row], width: int | Non
     hidden = [i for i in range(len(columns)) if i not in layout]
     for row in chain(first, left):
         yield _line(columns, row.cells, layout, width), row.style
-        if width is not None:
+        if width is not None and fold:
             told = [f"{columns[i].title} {row.cells[i]}" for i in hidden if row.cells[i] not in (NOTHING, "")]
             for line in folded(told, width):
                 yield line, row.style
@@ -118,7 +121,12 @@ def _line(columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int
         padding = " " * max(0, wide - cell_len(text))
         parts.append(padding + text if columns[i].right else text + padding)
     line = (" " * _GAP).join(parts).rstrip()
-    return line if width is None or cell_len(line) <= width else set_cell_size(line, max(1, width - 1)) + "…"
+    return line if width is None else cut(line, width)
+
+
+def cut(line: str, width: int) -> str:
+    """Without its end where it is too long."""
+    return line if cell_len(line) <= width else set_cell_size(line, max(1, width - 1)) + "…"
 
 
 def shortened(text: str, width: int) -> str:
