@@ -6,9 +6,10 @@ one: that is said, and nothing is guessed.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -556,6 +557,26 @@ def parsed(kind: type[AnswerType], document: Any, base_url: str) -> AnswerType:
         ) from None
 
 
+class Sample(NamedTuple):
+    """One number of /metrics."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def samples(exposition: str, names: Collection[str]) -> Iterator[Sample]:
+    """The numbers of these metrics, of the text of /metrics."""
+    for line in exposition.splitlines():
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        if name in names:
+            yield Sample(name, dict(_LABEL.findall(labels)), float(value))
+
+
 class AdminClient:
     """Asks the admin port at `base_url`, with its token where it has one. AdminPortError says what was wrong."""
 
@@ -571,6 +592,16 @@ class AdminClient:
     def slots(self) -> Slots:
         """Takes a second, over which rates are taken."""
         return self.get("/api/v1/slots", Slots)
+
+    def metrics(self) -> str:
+        """The text of /metrics."""
+        with httpx.Client(timeout=ANSWER_TIMEOUT_SECONDS, trust_env=False, headers=self._headers) as client:
+            try:
+                answer = client.get(f"{self.base_url}/metrics")
+                answer.raise_for_status()
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise_problem(self.base_url, error)
+        return answer.text
 
     def callers(self) -> Callers:
         """Takes a second, over which rates are taken."""

@@ -29,6 +29,7 @@ from gateway.cli.common import (
     print_json,
     report_problems,
 )
+from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.slots import slots
@@ -185,6 +186,13 @@ def demo(json: JsonOption = False) -> None:
     raise typer.Exit(run_demo(json=json))
 
 
+app.command(
+    rich_help_panel=RUN,
+    epilog=examples(
+        "forebay doctor --config /etc/forebay/forebay.toml",
+        "forebay doctor --write-test s3://checkpoints/doctor/",
+    ),
+)(doctor)
 app.command(
     rich_help_panel=LOOK, epilog=examples("forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second")
 )(top)

@@ -18,32 +18,29 @@ CHECKPOINTS_MAX = 20
 _CHECKPOINTS_READ = 100
 _SLOTS_AGAIN_SECONDS = 1.0
 
-_COUNTED = {
-    "served_bytes": (metrics.SENT_BYTES.name, ""),
-    "received_bytes": (metrics.RECEIVED_BYTES.name, ""),
-    "requests": (f"{metrics.REQUEST_SECONDS.name}_count", ""),
-    "request_seconds": (f"{metrics.REQUEST_SECONDS.name}_sum", ""),
-    "origin_read_bytes": (metrics.ORIGIN_BYTES.name, 'direction="read"'),
-    "origin_written_bytes": (metrics.ORIGIN_BYTES.name, 'direction="write"'),
-    "flush_bytes": (metrics.ORIGIN_BYTES.name, 'purpose="flush"'),
-    "hit_bytes": (metrics.CACHE_HIT_BYTES.name, ""),
-    "miss_bytes": (metrics.CACHE_MISS_BYTES.name, ""),
+_COUNTED: dict[str, tuple[str, dict[str, str]]] = {
+    "served_bytes": (metrics.SENT_BYTES.name, {}),
+    "received_bytes": (metrics.RECEIVED_BYTES.name, {}),
+    "requests": (f"{metrics.REQUEST_SECONDS.name}_count", {}),
+    "request_seconds": (f"{metrics.REQUEST_SECONDS.name}_sum", {}),
+    "origin_read_bytes": (metrics.ORIGIN_BYTES.name, {"direction": "read"}),
+    "origin_written_bytes": (metrics.ORIGIN_BYTES.name, {"direction": "write"}),
+    "flush_bytes": (metrics.ORIGIN_BYTES.name, {"purpose": "flush"}),
+    "hit_bytes": (metrics.CACHE_HIT_BYTES.name, {}),
+    "miss_bytes": (metrics.CACHE_MISS_BYTES.name, {}),
 }
 """Counter -> the metric, and the label that it must have."""
 
 
 def counters(exposition: str) -> dict[str, float]:
     """The sums of what is counted, over all labels and processes, of the text of /metrics."""
-    names = {name for name, _ in _COUNTED.values()}
+    from gateway.admin_client import samples
+
     found = dict.fromkeys(_COUNTED, 0.0)
-    for line in exposition.splitlines():
-        series, _, value = line.rpartition(" ")
-        name, _, labels = series.partition("{")
-        if name not in names:
-            continue
+    for name, labels, value in samples(exposition, {name for name, _ in _COUNTED.values()}):
         for counter, (wanted, label) in _COUNTED.items():
-            if name == wanted and label in labels:
-                found[counter] += float(value)
+            if name == wanted and label.items() <= labels.items():
+                found[counter] += value
     return found
 
 

@@ -56,7 +56,13 @@ def test_rates_are_those_between_two_looks() -> None:
 
 
 def status() -> Status:
-    pending = {"objects": 3, "bytes": 2**20, "oldest_acknowledged_at": 940.0, "open_uploads": 0, "open_upload_bytes": 0}
+    pending: dict[str, Any] = {
+        "objects": 3,
+        "bytes": 2**20,
+        "oldest_acknowledged_at": 940.0,
+        "open_uploads": 0,
+        "open_upload_bytes": 0,
+    }
     pending |= {"conflicts": 1, "damaged": 0, "failing": 0, "slot": "s", "buffer_bytes": 1, "staged_bytes": 1}
     pending |= {"oldest_upload_touched_at": None, "reason": None}
     process = {"name": "worker0", "process_id": 1, "ready": True, "restarts": 0}
