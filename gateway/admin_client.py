@@ -314,8 +314,8 @@ class Job(Answer):
     objects_done: int
     bytes_done: int
     bytes_fetched: int
-    bytes_per_second: float | None
-    seconds_left: float | None
+    bytes_per_second: float | None = None
+    seconds_left: float | None = None
     full: bool
     objects_failed: int
     errors: list[str]

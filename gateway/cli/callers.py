@@ -62,7 +62,7 @@ def _limits(limits: CallerLimits) -> str:
         found.append(f"read {size_text(limits.read_bandwidth)}/s")
     if limits.write_bandwidth:
         found.append(f"write {size_text(limits.write_bandwidth)}/s")
-    return ", ".join(found) or "none"
+    return ", ".join(found) or NOTHING
 
 
 def _counts(by_limit: dict[str, int]) -> str:

@@ -26,6 +26,7 @@ from gateway.cli.common import (
     admin_client,
     examples,
     fail,
+    in_help,
     print_json,
     report_problems,
 )
@@ -77,12 +78,13 @@ def _options(
 
 
 @app.command(
-    rich_help_panel=RUN,
-    epilog=examples(
+    **in_help(
+        RUN,
+        "Serve S3 until SIGTERM or Ctrl-C.",
         "forebay serve",
         "forebay serve --config /etc/forebay/forebay.toml",
         "forebay serve --origin http://minio:9000 --port 9100 --cache-dir /mnt/nvme/forebay",
-    ),
+    )
 )
 def serve(
     config: ConfigOption = None,
@@ -141,7 +143,12 @@ def serve(
     raise typer.Exit(code)
 
 
-@app.command("check-config", rich_help_panel=RUN, epilog=examples("forebay check-config /etc/forebay/forebay.toml"))
+@app.command(
+    "check-config",
+    **in_help(
+        RUN, "Check a configuration file; print what is in force.", "forebay check-config /etc/forebay/forebay.toml"
+    ),
+)
 def check_config(
     file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
 ) -> None:
@@ -161,7 +168,14 @@ def check_config(
         typer.echo(f"warning: {warning}", err=True)
 
 
-@app.command(rich_help_panel=LOOK, epilog=examples("forebay status", "forebay status --json | jq .gateway.ready"))
+@app.command(
+    **in_help(
+        LOOK,
+        "Show how a running gateway is. Exit code 0: ready.",
+        "forebay status",
+        "forebay status --json | jq .gateway.ready",
+    )
+)
 def status(
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
@@ -176,7 +190,7 @@ def status(
     raise typer.Exit(0 if answer.is_ready else 1)
 
 
-@app.command(rich_help_panel=RUN, epilog=examples("forebay demo"))
+@app.command(**in_help(RUN, "Run a small training job; print the figures.", "forebay demo"))
 def demo(json: JsonOption = False) -> None:
     """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
     try:
@@ -187,26 +201,39 @@ def demo(json: JsonOption = False) -> None:
 
 
 app.command(
-    rich_help_panel=RUN,
-    epilog=examples(
+    **in_help(
+        RUN,
+        "Look for what is wrong, risky or slow here.",
         "forebay doctor --config /etc/forebay/forebay.toml",
         "forebay doctor --write-test s3://checkpoints/doctor/",
-    ),
+    )
 )(doctor)
 app.command(
-    rich_help_panel=LOOK, epilog=examples("forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second")
+    **in_help(
+        LOOK, "Show a running gateway live.", "forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second"
+    )
 )(top)
-app.command(rich_help_panel=LOOK, epilog=examples("forebay slots"))(slots)
-app.command(rich_help_panel=LOOK, epilog=examples("forebay callers"))(callers)
-app.command(rich_help_panel=LOOK, epilog=examples("forebay explain s3://train/imagenet/train-00001.tar"))(explain)
+app.command(**in_help(LOOK, "Show what slots have and move, and what binds them.", "forebay slots"))(slots)
+app.command(**in_help(LOOK, "Show who calls, and which limit binds.", "forebay callers"))(callers)
+app.command(
+    **in_help(LOOK, "Say why an object is a hit or a miss.", "forebay explain s3://train/imagenet/train-00001.tar")
+)(explain)
 jobs.add_to(app)
 app.command(
-    rich_help_panel=WRITING,
-    epilog=examples("forebay flush --wait --timeout 10m", "forebay flush s3://checkpoints/run/step-100 --wait"),
+    **in_help(
+        WRITING,
+        "Send acknowledged writes to the bucket now.",
+        "forebay flush --wait --timeout 10m",
+        "forebay flush s3://checkpoints/run/step-100 --wait",
+    )
 )(flush)
 app.command(
-    rich_help_panel=WRITING,
-    epilog=examples("forebay checkpoints", "forebay checkpoints s3://checkpoints/run/ --state failed,conflict"),
+    **in_help(
+        WRITING,
+        "Show checkpoints, and how much of each is flushed.",
+        "forebay checkpoints",
+        "forebay checkpoints s3://checkpoints/run/ --state failed,conflict",
+    )
 )(checkpoints)
 app.add_typer(writeback.app, rich_help_panel=WRITING)
 app.add_typer(snapshots.app, rich_help_panel=SNAPSHOTS)

@@ -56,6 +56,11 @@ def examples(*lines: str) -> str:
     return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
 
 
+def in_help(panel: str, summary: str, *lines: str) -> dict[str, Any]:
+    """How a command stands in `forebay --help`: in a group, by a summary of one line; and its examples."""
+    return {"rich_help_panel": panel, "short_help": summary, "epilog": examples(*lines)}
+
+
 def as_a_client(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without AWS's endpoint variables: in a job's shell they name the gateway, not its origin."""
     return {name: value for name, value in environment.items() if not name.startswith("AWS_ENDPOINT_URL")}

@@ -21,6 +21,7 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
+from gateway.cli.tables import print_text, wrapped
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 from gateway.control.words import counted
@@ -93,12 +94,14 @@ async def _collected(
         if one.area != area:
             console.print(Text(f"{'' if not area else chr(10)}{one.area}", "bold"))
             area = one.area
-        line = Text("  ")
-        line.append(f"{one.level.value:8}", _STYLES[one.level.value])
-        line.append(printable(one.found))
-        console.print(line, soft_wrap=True)
+        head = f"  {one.level.value:8}"
+        for line in wrapped(head + printable(one.found), len(head)):
+            text = Text(line)
+            if line.startswith(head):
+                text.stylize(_STYLES[one.level.value], 0, len(head))
+            console.print(text, soft_wrap=True)
         if one.advice:
-            console.print(Text(f"          -> {printable(one.advice)}"), soft_wrap=True)
+            print_text(f"{'':{len(head)}}-> {printable(one.advice)}", indent=len(head) + 3)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.tables import print_text
 from gateway.control.words import age_text, counted, size_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def explain(
         print_json(answer.document())
         return
     for name, text in _lines(answer):
-        typer.echo(f"{name:<9}{printable(text)}")
+        print_text(f"{name:<9}{printable(text)}", indent=9)
 
 
 def _lines(found: Explanation) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,8 +27,8 @@ from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     admin_client,
-    examples,
     fail,
+    in_help,
     print_json,
     printable,
 )
@@ -63,17 +63,8 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Show the progress unti
 
 def add_to(app: typer.Typer) -> None:
     """Give the application these commands."""
-    prefix = "s3://train/imagenet/"
-    app.command(
-        rich_help_panel=CACHE,
-        epilog=examples(f"forebay warm {prefix} --wait", "forebay warm --manifest keys.txt --wait"),
-    )(warm)
-    app.command(rich_help_panel=CACHE, epilog=examples(f"forebay evict {prefix}"))(evict)
-    app.command(rich_help_panel=CACHE, epilog=examples(f"forebay pin {prefix} --wait"))(pin)
-    app.command(rich_help_panel=CACHE, epilog=examples(f"forebay unpin {prefix}"))(unpin)
-    app.command(
-        rich_help_panel=CACHE, epilog=examples("forebay jobs", "forebay jobs 1b9d6bcd --cancel  # one, by its id")
-    )(jobs)
+    for command, summary, *lines in _COMMANDS:
+        app.command(**in_help(CACHE, summary, *lines))(command)
 
 
 def warm(
@@ -144,6 +135,16 @@ def jobs(
         _show(found)
     else:
         typer.echo("there are no jobs")
+
+
+_PREFIX = "s3://train/imagenet/"
+_COMMANDS: tuple[tuple[Callable[..., None], str, *tuple[str, ...]], ...] = (
+    (warm, "Fetch objects into the cache.", f"forebay warm {_PREFIX} --wait", "forebay warm --manifest keys.txt"),
+    (evict, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
+    (pin, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
+    (unpin, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),
+    (jobs, "Show such work, or cancel it.", "forebay jobs", "forebay jobs 1b9d6bcd0a3e --cancel"),
+)
 
 
 def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool) -> None:

@@ -6,10 +6,8 @@ import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from gateway.cli.common import printable
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
 from gateway.control.words import (
     bucket_text,
     counted,
@@ -34,46 +32,45 @@ DISK_STATES = {
 
 def show_status(status: Status) -> None:
     """Print the document of `/api/v1/status`."""
-    console = Console(highlight=False, markup=False)
     gateway, origin = status.gateway, status.origin
     if gateway is None:
-        console.print("starting")
+        print_text("starting")
         return
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
-    console.print(f"forebay {gateway.version}: {state}, S3 on {gateway.s3_url}", soft_wrap=True)
-    style = "red" if origin.problem else None
-    console.print(f"origin {origin.endpoint_url}: {origin_text(origin.model_dump())}", style=style, soft_wrap=True)
+    print_text(f"forebay {gateway.version}: {state}, S3 on {gateway.s3_url}")
+    style = "red" if origin.problem else ""
+    print_text(f"origin {origin.endpoint_url}: {origin_text(origin.model_dump())}", style)
     for one in origin.differing:
         place = f"slot {one.slot}, {one.prefix}" if one.slot is not None else one.prefix
         text = f"{place} at {one.endpoint_url}, signed by {one.credentials}: {origin_text(one.model_dump())}"
-        style = "red" if one.problem else None
-        console.print(text, style=style, soft_wrap=True)
+        style = "red" if one.problem else ""
+        print_text(text, style)
     cache = status.cache
     ratio = "nothing read yet" if cache.hit_ratio is None else f"{cache.hit_ratio:.1%} of bytes from cache"
     used, capacity = size_text(cache.usage_bytes), size_text(cache.capacity_bytes)
-    console.print(f"cache {cache.directory}: {used} of {capacity} in use, {ratio}", soft_wrap=True)
+    print_text(f"cache {cache.directory}: {used} of {capacity} in use, {ratio}")
     if cache.disk.state != "well":
-        console.print(f"disk: {DISK_STATES[cache.disk.state]}", style="bold red", soft_wrap=True)
+        print_text(f"disk: {DISK_STATES[cache.disk.state]}", "bold red")
     if failing := cache.disk.journal_failing_processes:
         text = "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: "
-        console.print(f"{text}{failing}", style="bold red", soft_wrap=True)
+        print_text(f"{text}{failing}", "bold red")
     if gateway.settings_problem:
         text = f"the configuration was read anew and is not in force: {gateway.settings_problem}"
-        console.print(text, style="red", soft_wrap=True)
+        print_text(text, "red")
     if gateway.closed:
-        console.print(gateway.closed, style="red", soft_wrap=True)
+        print_text(gateway.closed, "red")
     if cache.scrub is not None:
-        console.print(_scrub(cache.scrub), soft_wrap=True)
+        print_text(_scrub(cache.scrub))
     for prefix in status.pins:
-        console.print(printable(f"pinned: {prefix}"), soft_wrap=True)
+        print_text(printable(f"pinned: {prefix}"))
     for frozen in status.frozen:
         problem = frozen.problem
         text = f"slot {frozen.slot}: frozen by snapshot {frozen.snapshot}" if problem is None else problem
-        console.print(text, style="red" if problem else None, soft_wrap=True)
+        print_text(text, "red" if problem else "")
     for index in status.indexes:
-        console.print(_index(index), soft_wrap=True)
+        print_text(_index(index))
     if status.writeback is not None:
-        _show_writeback(console, status.writeback)
+        _show_writeback(status.writeback)
     print_table(_PROCESSES, (Row(_process(one), "" if one.ready else "red") for one in gateway.processes))
 
 
@@ -84,7 +81,7 @@ def _process(one: Process) -> list[str]:
     return [one.name, str(one.process_id or NOTHING), "ready" if one.ready else "down", str(one.restarts)]
 
 
-def _show_writeback(console: Console, pending: Writeback) -> None:
+def _show_writeback(pending: Writeback) -> None:
     """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
     for slot in pending.slots:
         amount = f"{counted(slot.objects, 'object')}, {size_text(slot.bytes)}" if slot.objects else "nothing"
@@ -98,16 +95,16 @@ def _show_writeback(console: Console, pending: Writeback) -> None:
             text += f"; {open_uploads_text(slot.model_dump())}"
         if slot.buffer_bytes is not None:
             text += f"; {size_text(slot.staged_bytes)} of {size_text(slot.buffer_bytes)} of its buffer in use"
-        console.print(text, soft_wrap=True)
+        print_text(text)
         wrong = wrong_with(slot.model_dump())
         if wrong:
             reason = f" ({slot.reason})" if slot.reason else ""
             text = f"{slot.slot}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
-            console.print(text, style="bold red", soft_wrap=True)
+            print_text(text, "bold red")
     if pending.journal_problem:
-        console.print(journal_problem_text(pending.model_dump()), style="bold red", soft_wrap=True)
+        print_text(journal_problem_text(pending.model_dump()), "bold red")
     for bucket in pending.buckets:
-        console.print(bucket_text(bucket.model_dump()), soft_wrap=True)
+        print_text(bucket_text(bucket.model_dump()))
 
 
 def _index(index: Index) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -78,7 +79,7 @@ def table_lines(
     for row in chain(first, left):
         yield _line(columns, row.cells, layout, width), row.style
         if width is not None and fold:
-            told = [f"{columns[i].title} {row.cells[i]}" for i in hidden if row.cells[i] not in (NOTHING, "")]
+            told = [f"{columns[i].title}: {row.cells[i]}" for i in hidden if row.cells[i] not in (NOTHING, "")]
             for line in folded(told, width):
                 yield line, row.style
 
@@ -152,6 +153,21 @@ def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> l
         last = lines[lines_max - 1]
         lines = [*lines[: lines_max - 1], set_cell_size(last, min(cell_len(last), width - 2)) + " …"]
     return lines
+
+
+def print_text(text: str, style: str = "", *, indent: int = 2) -> None:
+    """A sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for line in wrapped(text, indent):
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """The lines of a sentence, as `print_text` prints it."""
+    width = terminal_width()
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width, indent + _LEAST), subsequent_indent=" " * indent) or [""]
 
 
 def fitted(text: str, *, stderr: bool = False) -> str:

@@ -28,7 +28,9 @@ from gateway.control.words import age_text, are, counted, no_objects_yet_text, s
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient, OpenUpload, PendingObject
 
-app = typer.Typer(name="writeback", help="See to what the origin does not have yet.", no_args_is_help=True)
+app = typer.Typer(
+    name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
+)
 
 _LISTED_MAX = 1000
 """More is for machines, and takes the gateway seconds."""

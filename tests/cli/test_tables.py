@@ -45,7 +45,7 @@ def test_columns_leave_by_rank_and_follow_below() -> None:
     """What is needed most stays on the line."""
     found = lines(90)
     assert found[0].split() == ["name", "prefix", "bytes", "more"]
-    assert found[2] == f"  most {'n' * 30}"
+    assert found[2] == f"  most: {'n' * 30}"
     assert found[3].split()[:2] == ["bb", "s3://b/"], "nothing follows where there is nothing to say"
 
 
