@@ -49,7 +49,7 @@ app = typer.Typer(
     cls=CommandGroup,
     help="S3-compatible caching gateway for AI training.",
     epilog=examples(
-        "forebay serve --origin https://s3.us-east-1.amazonaws.com --cache-dir /mnt/nvme/forebay",
+        "forebay serve --origin https://s3.us-east-1.amazonaws.com",
         "AWS_ENDPOINT_URL=http://127.0.0.1:9000 aws s3 ls s3://train/",
     ),
     no_args_is_help=True,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,25 +88,26 @@ async def _collected(
 ) -> list[Finding]:
     found: list[Finding] = []
     area = ""
-    async for one in _findings(config, admin_url, tested):
-        found.append(one)
-        if console is None:
-            continue
-        if one.area != area:
-            console.print(Text(f"{'' if not area else chr(10)}{one.area}", "bold"))
-            area = one.area
-        head = f"  {one.level.value:8}"
-        for line in wrapped(head + printable(one.found), len(head)):
-            text = Text(line)
-            if line.startswith(head):
-                text.stylize(_STYLES[one.level.value], 0, len(head))
-            console.print(text, soft_wrap=True)
-        if one.advice:
-            print_text(f"{'':{len(head)}}-> {printable(one.advice)}", indent=len(head) + 3)
+    async with aclosing(_findings(config, admin_url, tested)) as findings:
+        async for one in findings:
+            found.append(one)
+            if console is None:
+                continue
+            if one.area != area:
+                console.print(Text(f"{'' if not area else chr(10)}{one.area}", "bold"))
+                area = one.area
+            head = f"  {one.level.value:8}"
+            for line in wrapped(head + printable(one.found), len(head)):
+                text = Text(line)
+                if line.startswith(head):
+                    text.stylize(_STYLES[one.level.value], 0, len(head))
+                console.print(text, soft_wrap=True)
+            if one.advice:
+                print_text(f"{'':{len(head)}}-> {printable(one.advice)}", indent=len(head) + 3)
     return found
 
 
-async def _findings(config: Path | None, admin_url: str | None, tested: Prefix | None) -> AsyncIterator[Finding]:
+async def _findings(config: Path | None, admin_url: str | None, tested: Prefix | None) -> AsyncGenerator[Finding, None]:
     from gateway.doctor.clients import clients
     from gateway.doctor.configuration import configuration, unusable
     from gateway.doctor.findings import note
@@ -124,8 +126,9 @@ async def _findings(config: Path | None, admin_url: str | None, tested: Prefix |
     settings = loaded.settings
     for finding in configuration(config, loaded):
         yield finding
-    async for finding in origin(settings, os.environ, tested):
-        yield finding
+    async with aclosing(origin(settings, os.environ, tested)) as of_origin:
+        async for finding in of_origin:
+            yield finding
     for part in (disk(settings), limits(settings), clients(settings, os.environ)):
         for finding in part:
             yield finding

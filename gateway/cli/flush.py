@@ -94,7 +94,11 @@ def flush(
     seconds = _timeout_seconds(timeout, wait=wait)
     client = admin_client(admin_url, config)
     begun = client.flush(prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
-    outcome, left = _wait(client, begun, seconds, quiet=json) if wait else (None, begun)
+    try:
+        outcome, left = _wait(client, begun, seconds, quiet=json) if wait else (None, begun)
+    except KeyboardInterrupt:
+        typer.echo("not waited for any longer; the gateway goes on", err=True)
+        raise
     if json:
         print_json(left.document() | ({"outcome": outcome} if outcome is not None else {}))
     else:
@@ -127,7 +131,8 @@ def _wait(
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     console, left, stall = Console(stderr=True), begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
-    with Progress(*_COLUMNS, console=console, disable=quiet or not console.is_terminal) as progress:
+    is_shown = console.is_terminal and begun.objects > 0 and not quiet
+    with Progress(*_COLUMNS, console=console, disable=not is_shown) as progress:
         task = progress.add_task("flush", total=begun.bytes or None)
         while True:
             done_bytes = begun.bytes - left.bytes + left.bytes_sent

@@ -22,8 +22,8 @@ LINES_MAX = 5
 
 NOTHING = "-"
 _GAP = 2
-_COMFORTABLE = 28
-"""So many columns a name has before others leave for it."""
+_COMFORTABLE = 44
+"""So wide a name is before columns leave for it."""
 
 _LEAST = 8
 _MEASURED_ROWS = 1000
@@ -62,10 +62,15 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], *, stderr: bool 
 
 
 def table_lines(
-    columns: Sequence[Column], rows: Iterable[Row], width: int | None, *, fold: bool = True
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    width: int | None,
+    *,
+    fold: bool = True,
+    comfortable: int = _COMFORTABLE,
 ) -> Iterator[tuple[str, str]]:
     """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
-    not told of."""
+    not told of; names are `comfortable` wide before they leave."""
     left = iter(rows)
     first = list(islice(left, _MEASURED_ROWS))
     if not first:
@@ -73,7 +78,7 @@ def table_lines(
     widths = [
         max(cell_len(column.title), *(cell_len(row.cells[i]) for row in first)) for i, column in enumerate(columns)
     ]
-    layout = _layout(columns, widths, width)
+    layout = _layout(columns, widths, width, comfortable)
     yield _line(columns, [column.title for column in columns], layout, width), "bold"
     hidden = [i for i in range(len(columns)) if i not in layout]
     for row in chain(first, left):
@@ -84,13 +89,13 @@ def table_lines(
                 yield line, row.style
 
 
-def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None) -> dict[int, int]:
+def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
     """The columns that stay on the line, and how wide they are."""
     shown = dict(enumerate(widths))
     if width is None:
         return shown
     while True:
-        fitted = _shrunk(columns, shown, width, _COMFORTABLE)
+        fitted = _shrunk(columns, shown, width, comfortable)
         ranks = {i: columns[i].rank for i in shown if columns[i].rank}
         if _total(fitted) <= width or not ranks:
             return _shrunk(columns, shown, width, _LEAST) if not ranks else fitted
@@ -136,7 +141,8 @@ def shortened(text: str, width: int) -> str:
         return text
     if width < 2:
         return "…"[:width]
-    head, tail = (width - 1) // 2, width - 1 - (width - 1) // 2
+    head = (width - 1) * 2 // 5
+    tail = width - 1 - head
     reverse = text[::-1]
     return set_cell_size(text, head) + "…" + chop_cells(reverse, tail)[0][::-1]
 

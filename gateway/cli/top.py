@@ -32,6 +32,9 @@ _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
 _PIPE_WIDTH = 160
 _BARS = "▁▂▃▄▅▆▇█"
+_COMFORTABLE = 28
+"""For names in tables: figures matter more."""
+
 _HISTORY = 60
 """Takings that the curve of throughput goes back."""
 
@@ -149,7 +152,7 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
     for left, (name, columns, rows) in zip(range(len(tables), 0, -1), tables, strict=True):
         # An empty line and a head besides the rows; tables that need less leave their room to the others.
         shown = max(1, min(len(rows), room // left - 2))
-        found = [("", ""), *table_lines(columns, rows[:shown], width, fold=False)]
+        found = [("", ""), *table_lines(columns, rows[:shown], width, fold=False, comfortable=_COMFORTABLE)]
         if shown < len(rows):
             found[-1] = (f"… and {len(rows) - shown + 1} more {name}", "dim")
         lines += found

@@ -287,8 +287,8 @@ def _object_row(one: PendingObject) -> Row:
         one.state,
         age_text(one.acknowledged_at),
         "deletion" if one.deleted else size_text(one.bytes),
-        size_text(one.bytes_sent),
-        f"{one.failures:,}",
+        size_text(one.bytes_sent) if one.bytes_sent else NOTHING,
+        f"{one.failures:,}" if one.failures else NOTHING,
         printable(one.url),
         printable(one.reason) if one.reason else NOTHING,
     ]

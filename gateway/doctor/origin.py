@@ -6,7 +6,8 @@ Nothing is written: what a write needs is tried by write_test.py, where that is 
 from __future__ import annotations
 
 import statistics
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
 
@@ -57,7 +58,9 @@ def places(settings: Settings) -> list[Place]:
     return found
 
 
-async def origin(settings: Settings, environment: Mapping[str, str], tested: Prefix | None) -> AsyncIterator[Finding]:
+async def origin(
+    settings: Settings, environment: Mapping[str, str], tested: Prefix | None
+) -> AsyncGenerator[Finding, None]:
     """Everything that is asked of the origin; `tested` is where writes may be tried."""
     own = find_own_key(settings, environment)
     if own is None:
@@ -107,8 +110,9 @@ async def origin(settings: Settings, environment: Mapping[str, str], tested: Pre
             )
         written = [place.name for place in named if place.is_written]
         if tested is not None:
-            async for finding_of_test in write_test(probe, tested):
-                yield finding_of_test
+            async with aclosing(write_test(probe, tested)) as of_test:
+                async for finding_of_test in of_test:
+                    yield finding_of_test
         elif written:
             yield note(
                 RIGHTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from gateway.doctor.findings import Finding, error, note, ok, warning
@@ -35,7 +35,7 @@ class _Made:
             self.objects[key, answer.headers.get("x-amz-version-id")] = None
 
 
-async def write_test(probe: OriginProbe, where: Prefix) -> AsyncIterator[Finding]:
+async def write_test(probe: OriginProbe, where: Prefix) -> AsyncGenerator[Finding, None]:
     """Every finding; the last ones are about what was cleaned up."""
     made = _Made()
     key = f"{where.key_prefix}.forebay-doctor-{secrets.token_hex(8)}"
@@ -48,7 +48,7 @@ async def write_test(probe: OriginProbe, where: Prefix) -> AsyncIterator[Finding
         yield finding
 
 
-async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncIterator[Finding]:
+async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     put = await probe.ask("PUT", bucket, key, body=_BODY)
     made.take(key, put)
     if put.status != 200:
@@ -71,7 +71,7 @@ async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> As
         yield finding
 
 
-async def _conditions(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncIterator[Finding]:
+async def _conditions(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     """Whether a write that must not overwrite anything is refused where there is something."""
     again = await probe.ask("PUT", bucket, key, headers={"if-none-match": "*"}, body=_BODY)
     made.take(key, again)
@@ -89,7 +89,7 @@ async def _conditions(probe: OriginProbe, bucket: str, key: str, made: _Made) ->
         yield warning(AREA, f"conditions of put are refused: {', '.join(refused)}", advice)
 
 
-async def _multipart(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncIterator[Finding]:
+async def _multipart(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     created = await probe.ask("POST", bucket, key, query=(("uploads", None),))
     found = _UPLOAD_ID.search(created.document)
     if created.status != 200 or found is None:
@@ -123,7 +123,7 @@ async def _multipart(probe: OriginProbe, bucket: str, key: str, made: _Made) -> 
     yield ok(AREA, "multipart uploads work: create, part, complete, abort")
 
 
-async def _cleaned(probe: OriginProbe, bucket: str, made: _Made) -> AsyncIterator[Finding]:
+async def _cleaned(probe: OriginProbe, bucket: str, made: _Made) -> AsyncGenerator[Finding, None]:
     left: list[str] = []
     for key, upload_id in made.uploads:
         if not await _is_deleted(probe, bucket, key, ("uploadId", upload_id)):

@@ -43,7 +43,7 @@ def test_a_terminal_is_never_too_narrow(width: int) -> None:
 
 def test_columns_leave_by_rank_and_follow_below() -> None:
     """What is needed most stays on the line."""
-    found = lines(90)
+    found = lines(100)
     assert found[0].split() == ["name", "prefix", "bytes", "more"]
     assert found[2] == f"  most: {'n' * 30}"
     assert found[3].split()[:2] == ["bb", "s3://b/"], "nothing follows where there is nothing to say"
@@ -52,7 +52,7 @@ def test_columns_leave_by_rank_and_follow_below() -> None:
 def test_wide_characters_count_as_two() -> None:
     """As a terminal shows them."""
     assert cell_len(shortened("数据" * 20, 21)) <= 21
-    assert shortened("abcdef", 5) == "ab…ef"
+    assert shortened("abcdefgh", 6) == "ab…fgh"
     assert shortened("abc", 3) == "abc"
 
 
