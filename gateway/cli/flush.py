@@ -8,10 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.progress import bytes_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.config.units import parse_duration_seconds
 from gateway.control.words import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
@@ -38,14 +37,6 @@ _STALLED_SECONDS = 300.0
 _BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
 """An attempt that takes longer is likely to be a large body on its way, however often it has failed before: it is
 waited for, instead of the one and the other."""
-
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    DownloadColumn(binary_units=True),
-    TransferSpeedColumn(),
-    TimeRemainingColumn(),
-)
 
 PrefixArgument = Annotated[
     str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// (the default) is everything.")
@@ -129,10 +120,9 @@ def _wait(
 ) -> tuple[Outcome, FlushProgress]:
     """How it ended, and what is left then."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    console, left, stall = Console(stderr=True), begun, _Stall(begun, has_deadline=seconds is not None)
+    left, stall = begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
-    is_shown = console.is_terminal and begun.objects > 0 and not quiet
-    with Progress(*_COLUMNS, console=console, disable=not is_shown) as progress:
+    with bytes_progress(quiet=quiet or not begun.objects) as progress:
         task = progress.add_task("flush", total=begun.bytes or None)
         while True:
             done_bytes = begun.bytes - left.bytes + left.bytes_sent

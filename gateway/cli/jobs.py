@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress, TaskID
 
 from gateway.cli.common import (
     CACHE,
@@ -32,6 +22,7 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
+from gateway.cli.progress import bytes_progress, listing_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.words import size_text
@@ -41,16 +32,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
-
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    DownloadColumn(binary_units=True),
-    TransferSpeedColumn(),
-    TimeRemainingColumn(),
-)
-_COLUMNS_OF_A_LISTING = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-"""How many there are is known at the end, and no bytes are moved."""
 
 PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
 PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
@@ -178,10 +159,9 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
     """Look at a job until it has ended, with a bar on a terminal. Ctrl-C ends the looking, and not the job."""
-    console = Console(stderr=True)
-    columns = _COLUMNS_OF_A_LISTING if job.kind == "snapshot" else _COLUMNS
+    bar = listing_progress(quiet=quiet) if job.kind == "snapshot" else bytes_progress(quiet=quiet)
     try:
-        with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        with bar as progress:
             task = progress.add_task(job.kind, total=None)
             while True:
                 _advance(progress, task, job)
@@ -209,7 +189,7 @@ _TABLE = (
     Column("what", shortened=True),
     Column("state"),
     Column("objects", right=True),
-    Column("bytes", rank=2),
+    Column("bytes", right=True, rank=2),
     Column("rate", right=True, rank=3),
     Column("left", right=True, rank=1),
     Column("from the origin", right=True, rank=5),
@@ -234,9 +214,17 @@ def _cells(job: Job) -> list[str]:
         printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest")))),
         job.state + (" (cache is full)" if job.full else ""),
         f"{job.objects_done} of {job.objects_found}{more}",
-        f"{size_text(job.bytes_done)} of {size_text(job.bytes_found)}{more}" if job.bytes_found else NOTHING,
+        _bytes(job),
         NOTHING if job.bytes_per_second is None else f"{size_text(job.bytes_per_second)}/s",
         NOTHING if job.seconds_left is None else str(timedelta(seconds=round(job.seconds_left))),
-        size_text(job.bytes_fetched),
+        size_text(job.bytes_fetched) if job.bytes_fetched else NOTHING,
         str(job.objects_failed) if job.objects_failed else NOTHING,
     ]
+
+
+def _bytes(job: Job) -> str:
+    if not job.bytes_found:
+        return NOTHING
+    if job.found_all and job.bytes_done == job.bytes_found:
+        return size_text(job.bytes_done)
+    return f"{size_text(job.bytes_done)} of {size_text(job.bytes_found)}{'' if job.found_all else '+'}"

@@ -26,6 +26,7 @@ _COMFORTABLE = 44
 """So wide a name is before columns leave for it."""
 
 _LEAST = 8
+_SCHEME_CHARACTERS = len("s3://")
 _MEASURED_ROWS = 1000
 """Widths are those of the first rows: a list may have millions."""
 
@@ -79,14 +80,22 @@ def table_lines(
         max(cell_len(column.title), *(cell_len(row.cells[i]) for row in first)) for i, column in enumerate(columns)
     ]
     layout = _layout(columns, widths, width, comfortable)
-    yield _line(columns, [column.title for column in columns], layout, width), "bold"
+    common = [_common([row.cells[i] for row in first]) for i in range(len(columns))]
+    yield _line(columns, [column.title for column in columns], layout, width, [0] * len(columns)), "bold"
     hidden = [i for i in range(len(columns)) if i not in layout]
     for row in chain(first, left):
-        yield _line(columns, row.cells, layout, width), row.style
+        yield _line(columns, row.cells, layout, width, common), row.style
         if width is not None and fold:
             told = [f"{columns[i].title}: {row.cells[i]}" for i in hidden if row.cells[i] not in (NOTHING, "")]
             for line in folded(told, width):
                 yield line, row.style
+
+
+def _common(cells: Sequence[str]) -> int:
+    """How many characters all of them begin with, up to the last slash in them."""
+    first, last = min(cells), max(cells)
+    same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return max(0, first.rfind("/", 0, same))
 
 
 def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
@@ -118,12 +127,14 @@ def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least
     return found
 
 
-def _line(columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int], width: int | None) -> str:
+def _line(
+    columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
+) -> str:
     parts = []
     for i, wide in layout.items():
         text = cells[i]
         if width is not None and columns[i].shortened:
-            text = shortened(text, wide)
+            text = shortened(text, wide, common[i])
         padding = " " * max(0, wide - cell_len(text))
         parts.append(padding + text if columns[i].right else text + padding)
     line = (" " * _GAP).join(parts).rstrip()
@@ -135,10 +146,14 @@ def cut(line: str, width: int) -> str:
     return line if cell_len(line) <= width else set_cell_size(line, max(1, width - 1)) + "…"
 
 
-def shortened(text: str, width: int) -> str:
-    """Without its middle where it is too long: the beginning and the end tell names apart."""
+def shortened(text: str, width: int, common: int = 0) -> str:
+    """Without its middle where it is too long: the beginning and the end tell names apart. Where its first `common`
+    characters are those of its neighbours too, they are what is left out."""
     if cell_len(text) <= width:
         return text
+    first = common - (len(text) - width + 1)
+    if first >= _SCHEME_CHARACTERS and common < len(text) == cell_len(text):
+        return f"{text[:first]}…{text[common:]}"
     if width < 2:
         return "…"[:width]
     head = (width - 1) * 2 // 5

@@ -49,6 +49,14 @@ def test_columns_leave_by_rank_and_follow_below() -> None:
     assert found[3].split()[:2] == ["bb", "s3://b/"], "nothing follows where there is nothing to say"
 
 
+def test_neighbours_are_told_apart() -> None:
+    """What all of them begin with is left out first."""
+    keys = [f"s3://bucket/a-run-with-a-long-name/step-{i}/model-00001-of-00002.safetensors" for i in range(3)]
+    found = [text for text, _ in table_lines([Column("object", shortened=True)], [Row([key]) for key in keys], 60)]
+    assert found[2] == "s3://bucket/a-run-wi…/step-1/model-00001-of-00002.safetensors"
+    assert len({*found}) == 4
+
+
 def test_wide_characters_count_as_two() -> None:
     """As a terminal shows them."""
     assert cell_len(shortened("数据" * 20, 21)) <= 21
