@@ -26,7 +26,6 @@ _COMFORTABLE = 44
 """So wide a name is before columns leave for it."""
 
 _LEAST = 8
-_SCHEME_CHARACTERS = len("s3://")
 _MEASURED_ROWS = 1000
 """Widths are those of the first rows: a list may have millions."""
 
@@ -152,7 +151,7 @@ def shortened(text: str, width: int, common: int = 0) -> str:
     if cell_len(text) <= width:
         return text
     first = common - (len(text) - width + 1)
-    if first >= _SCHEME_CHARACTERS and common < len(text) == cell_len(text):
+    if first >= 0 and common < len(text) == cell_len(text):
         return f"{text[:first]}…{text[common:]}"
     if width < 2:
         return "…"[:width]

@@ -59,7 +59,7 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
                     variable, variable
                 )
             elif not _is_service_link(name, environment[variable]):
-                warnings.append(_about_unknown(variable, name))
+                warnings.append(_about_unknown(variable, name, environment[variable]))
         except ConfigError as problem:
             problems.append(problem)
     if problems:
@@ -71,13 +71,13 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(_SERVICE_LINK.search(f"_{name}") or _SERVICE_ADDRESS.match(value))
 
 
-def _about_unknown(variable: str, name: str) -> str:
+def _about_unknown(variable: str, name: str, text: str) -> str:
     for table, field in Settings.model_fields.items():
         model = table_of(field.annotation)
         for key in toml_names(model) if model else ():
             if name == f"{table}_{key}".upper():
                 spelling = f"{PREFIX}{table}__{key}".upper()
-                raise ConfigError(variable, Hidden(), f"two underscores between table and key: {spelling}")
+                raise ConfigError(variable, shown(key, text), f"two underscores between table and key: {spelling}")
     return f"{variable} is not a setting and is ignored (settings are spelt like FOREBAY_SERVER__PORT)"
 
 
@@ -97,7 +97,8 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
 
 def _place_in(entries: list[Any], variable: str, part: str, text: str, *, last: bool) -> Any:
     if not part.isdecimal() or int(part) > len(entries):
-        raise ConfigError(variable, Hidden(), f"a place in the list: 0 to {len(entries)}")
+        allowed = f"a number in the list: 0 to {len(entries)}, as there are {len(entries)} entries so far"
+        raise ConfigError(variable, Hidden(), allowed)
     if last:
         raise ConfigError(variable, Hidden(), "a key within the entry, such as FOREBAY_SLOTS__0__NAME")
     if int(part) == len(entries):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway import __version__, metrics
-from gateway.admin_client import AdminClient, Sample, Slot, Status, samples
+from gateway.admin_client import AdminClient, BucketProfile, Sample, Slot, Status, samples
 from gateway.config import Settings
-from gateway.control.words import counted, size_text, wrong_with
+from gateway.control.words import bucket_text, counted, size_text, wrong_with
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.errors import AdminPortError
 
@@ -92,10 +92,22 @@ def _pending(status: Status) -> Iterator[Finding]:
             reason = f" ({slot.reason})" if slot.reason else ""
             found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
             yield error(AREA, found, "forebay writeback list --problems")
+    for bucket in status.writeback.buckets:
+        yield _profile(bucket)
     if status.writeback.journal_problem:
         yield error(
             AREA, f"nothing is flushed: {status.writeback.journal_problem}", "make room on the disk of the cache"
         )
+
+
+def _profile(bucket: BucketProfile) -> Finding:
+    """What the gateway has found out about a bucket that it writes back to."""
+    found = bucket_text(bucket.model_dump())
+    if not bucket.md5_etags:
+        return warning(AREA, found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
+    if {"ignored", "refused"} & {*bucket.conditions.values()}:
+        return warning(AREA, found, "flushes look by HEAD before they write: let nobody else write under these slots")
+    return ok(AREA, found)
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ def test_neighbours_are_told_apart() -> None:
     """What all of them begin with is left out first."""
     keys = [f"s3://bucket/a-run-with-a-long-name/step-{i}/model-00001-of-00002.safetensors" for i in range(3)]
     found = [text for text, _ in table_lines([Column("object", shortened=True)], [Row([key]) for key in keys], 60)]
-    assert found[2] == "s3://bucket/a-run-wi…/step-1/model-00001-of-00002.safetensors"
+    assert found[2] == "s3://bucket/a-run-w…/step-1/model-00001-of-00002.safetensors"
     assert len({*found}) == 4
 
 

@@ -262,7 +262,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         second = serve(file)
     assert second.returncode == 1
     assert second.stderr.strip().splitlines()[-1] == (
-        f"forebay: server: cannot listen on 127.0.0.1:{port}: Address already in use"
+        f"forebay: server: cannot listen on 127.0.0.1:{port}: Address already in use; another process has it: stop "
+        "that, or set another server.port"
     )
 
 
