@@ -187,7 +187,8 @@ def wrapped(text: str, indent: int) -> list[str]:
     width = terminal_width()
     if width is None:
         return [text]
-    return textwrap.wrap(text, max(width, indent + _LEAST), subsequent_indent=" " * indent) or [""]
+    width = max(width, indent + _LEAST)
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
 
 
 def fitted(text: str, *, stderr: bool = False) -> str:
