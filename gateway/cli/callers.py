@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Show the callers of a running gateway: limits, what runs and waits, what was throttled, which limit binds."""
+    """Show who calls the gateway: limits, what runs and waits, what was throttled, and which limit binds."""
     answer = admin_client(admin_url, config).callers()
     if json:
         print_json(answer.document())

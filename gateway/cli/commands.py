@@ -152,7 +152,7 @@ def serve(
 def check_config(
     file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
 ) -> None:
-    """Check a file together with the FOREBAY_* variables; print the settings in force, secrets hidden."""
+    """Check a file together with the FOREBAY_* variables, and print the settings in force, secrets hidden."""
     try:
         loaded = load_settings(file, os.environ)
     except SettingsError as error:
@@ -181,7 +181,7 @@ def status(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask a running gateway how it is. Exit code 0: ready."""
+    """Show how the running gateway is. Exit code 0 when it is ready."""
     answer = admin_client(admin_url, config).status()
     if json:
         print_json(answer.document())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import orjson
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gateway.config import Settings
 from gateway.config.environment import CONFIG_VARIABLE
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from gateway.admin_client import AdminClient
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
+    Path | None, typer.Option("--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AdminUrlOption = Annotated[
-    str | None, typer.Option("--admin-url", help="Admin port; otherwise the one that the settings name.")
+    str | None, typer.Option("--admin-url", metavar="URL", help="Admin port; otherwise the one in the settings.")
 ]
 
 
@@ -56,9 +57,22 @@ def examples(*lines: str) -> str:
     return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
 
 
+class _Command(TyperCommand):
+    """Its help breaks lines where the terminal ends, and not where the docstring does."""
+
+    def __init__(self, *arguments: Any, help: str | None = None, **options: Any) -> None:
+        paragraphs = inspect.cleandoc(help or "").split("\n\n")
+        super().__init__(*arguments, help="\n\n".join(one.replace("\n", " ") for one in paragraphs), **options)
+
+
+def explained(*lines: str) -> dict[str, Any]:
+    """What every command is made with: help that fits the terminal, and these examples below it."""
+    return {"cls": _Command, "epilog": examples(*lines)}
+
+
 def in_help(panel: str, summary: str, *lines: str) -> dict[str, Any]:
     """How a command stands in `forebay --help`: in a group, by a summary of one line; and its examples."""
-    return {"rich_help_panel": panel, "short_help": summary, "epilog": examples(*lines)}
+    return {"rich_help_panel": panel, "short_help": summary} | explained(*lines)
 
 
 def as_a_client(environment: Mapping[str, str]) -> dict[str, str]:

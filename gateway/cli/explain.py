@@ -27,7 +27,7 @@ _BELIEVED = {
 def explain(
     key: ObjectArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
 ) -> None:
-    """Say what a running gateway knows of an object, what of it is here, and why the rest is not. Asks no origin."""
+    """Say what the gateway knows of an object, which blocks are here, and why the others are not. Asks no origin."""
     answer = admin_client(admin_url, config).explain(key)
     if json:
         print_json(answer.document())

@@ -18,7 +18,7 @@ from gateway.serve.preparation import kept_from_gateways
 if TYPE_CHECKING:
     from gateway.writeback.offline_export.manifest import Findings
 
-TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to: made where it is not there.")]
+TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to copy to; made if missing.")]
 DirectoryOption = Annotated[
     Path | None, typer.Option("--directory", metavar="CACHE_DIR", help="cache.directory, or a copy of it.")
 ]
@@ -34,7 +34,7 @@ def export(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy all that the origin does not have out of a cache directory, which is only read. No gateway is needed.
+    """Copy everything that the bucket does not have out of a cache directory. No gateway is needed.
 
     Exit code 1 when something could not be copied; everything else is, then, too.
     """

@@ -42,7 +42,7 @@ PrefixArgument = Annotated[
     str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// (the default) is everything.")
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Return when the origin has it; exit code 1 when it does not get there.")
+    bool, typer.Option("--wait", help="Wait until the bucket has it; exit code 1 when it does not get there.")
 ]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, such as 10m; then exit code 1.")
@@ -75,7 +75,7 @@ def flush(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway take to the origin what it has acknowledged under a prefix by now.
+    """Send to the bucket now what the gateway has acknowledged under a prefix by now.
 
     What has failed is tried at once. With --wait it ends with exit code 0 when the origin has all of it; with exit code
     1, and a table of what the origin does not have, when the rest is in conflict, damaged or fails, or the time is

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
 
-PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
+PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
 PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
 ManifestOption = Annotated[
     Path | None,
-    typer.Option("--manifest", help="File with one s3://bucket/key a line, in the order in which they are wanted."),
+    typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Show the progress until it is done; exit code 1 if not all.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,7 +58,7 @@ def warm(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway fetch what is not in its cache yet."""
+    """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
     _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json)
 
 
@@ -68,7 +70,7 @@ def evict(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway drop what is in its cache. Nothing is deleted at the origin."""
+    """Drop objects from the cache, as a job of the running gateway. The bucket keeps them."""
     _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json)
 
 
@@ -79,7 +81,7 @@ def pin(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
+    """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
     _run("pin", prefix, None, wait, admin_client(admin_url, config), json)
 
 
@@ -89,7 +91,7 @@ def unpin(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway evict again what lies under a pinned prefix, when room is needed."""
+    """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
     answer = admin_client(admin_url, config).unpin(prefix)
     if json:
         print_json(answer.document())
@@ -104,7 +106,7 @@ def jobs(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the jobs of a running gateway, or one, or end it."""
+    """Show the jobs of the running gateway, or one of them; or end one."""
     if cancel and job_id is None:
         raise typer.BadParameter("--cancel needs a job")
     client = admin_client(admin_url, config)

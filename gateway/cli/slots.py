@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Show the slots of a running gateway: disk, hits, bandwidth now against guarantee, share and ceiling, limits."""
+    """Show what each slot has of the disk, its hits, its bandwidth now and by right, and which limit binds it."""
     answer = admin_client(admin_url, config).slots()
     if json:
         print_json(answer.document())

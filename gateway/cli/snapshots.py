@@ -18,7 +18,7 @@ from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     admin_client,
-    examples,
+    explained,
     fail,
     print_json,
     printable,
@@ -34,19 +34,23 @@ if TYPE_CHECKING:
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The snapshot.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Though it freezes a slot: its requests fail from then on.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Delete it even though it freezes a slot, whose requests fail then.")
+]
 
 
-@app.command(epilog=examples("forebay snapshot create imagenet-2026-11 s3://train/imagenet/"))
+@app.command(**explained("forebay snapshot create imagenet-2026-11 s3://train/imagenet/"))
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="How it is to be called.")],
-    prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What it is of.")],
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for its end: forebay jobs shows it.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
+    prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that it holds.")],
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Do not wait until it is made: forebay jobs shows it.")
+    ] = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway list a prefix in the bucket, and keep what is there now under a name."""
+    """List a prefix in the bucket, and keep under a name what is there now."""
     client = admin_client(admin_url, config)
     job = client.create_snapshot(name, prefix)
     if no_wait:
@@ -58,9 +62,9 @@ def create(
     _tell(client.snapshot(name), "made", json)
 
 
-@app.command("list", epilog=examples("forebay snapshot list"))
+@app.command("list", **explained("forebay snapshot list"))
 def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Show the snapshots of a running gateway."""
+    """Show the snapshots."""
     answer = admin_client(admin_url, config).snapshots()
     if json:
         print_json(answer.document())
@@ -70,7 +74,7 @@ def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
         typer.echo("there are no snapshots")
 
 
-@app.command(epilog=examples("forebay snapshot diff imagenet-2026-11"))
+@app.command(**explained("forebay snapshot diff imagenet-2026-11"))
 def diff(
     name: NameArgument,
     other: Annotated[
@@ -98,7 +102,7 @@ def diff(
         typer.echo(", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
-@app.command(epilog=examples("forebay snapshot delete imagenet-2026-11"))
+@app.command(**explained("forebay snapshot delete imagenet-2026-11"))
 def delete(
     name: NameArgument,
     force: ForceOption = False,
@@ -106,15 +110,17 @@ def delete(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a snapshot. Nothing is deleted in the bucket, and nothing that is cached."""
+    """Delete a snapshot. The bucket and the cache keep their objects."""
     answer = admin_client(admin_url, config).delete_snapshot(name, force=force)
     print_json(answer.document()) if json else typer.echo(f"snapshot {answer.name} is deleted")
 
 
-@app.command(epilog=examples("forebay snapshot export imagenet-2026-11 imagenet.jsonl"))
+@app.command(**explained("forebay snapshot export imagenet-2026-11 imagenet.jsonl"))
 def export(
     name: NameArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Otherwise standard output.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Where to write it; otherwise standard output.")
+    ] = None,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
@@ -136,9 +142,9 @@ def export(
         print_json({"name": name, "file": str(file), "objects": objects})
 
 
-@app.command("import", epilog=examples("forebay snapshot import imagenet-2026-11 imagenet.jsonl"))
+@app.command("import", **explained("forebay snapshot import imagenet-2026-11 imagenet.jsonl"))
 def import_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="How it is to be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, in any order; `-` for standard input.")],
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,

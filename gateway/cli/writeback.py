@@ -16,7 +16,7 @@ from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     admin_client,
-    examples,
+    explained,
     fail,
     print_json,
     printable,
@@ -77,7 +77,7 @@ LimitOption = Annotated[
 ]
 
 
-@app.command("list", epilog=examples("forebay writeback list --problems"))
+@app.command("list", **explained("forebay writeback list --problems"))
 def list_(
     prefix: PrefixArgument = "s3://",
     problems: ProblemsOption = False,
@@ -87,7 +87,7 @@ def list_(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a running gateway has acknowledged and the origin does not have yet: a line, or JSON line, each."""
+    """Show the writes that the gateway has acknowledged and the bucket does not have yet, a line each."""
     if problems and uploads:
         raise typer.BadParameter("give --problems or --uploads")
     _check(prefix)
@@ -151,7 +151,7 @@ def _tell_more(rest: Iterator[object]) -> None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
 
-@app.command(epilog=examples("forebay writeback resolve s3://checkpoints/run/step-100/model.pt keep-ours"))
+@app.command(**explained("forebay writeback resolve s3://checkpoints/run/step-100/model.pt keep-ours"))
 def resolve(
     name: ObjectArgument,
     decision: DecisionArgument,
@@ -160,7 +160,7 @@ def resolve(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Decide what is to become of an object that does not get to the origin by itself.
+    """Decide about a write that does not get to the bucket by itself.
 
     keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. Of a
     manifest that waits for files it says that none is to be waited for.
@@ -180,7 +180,7 @@ def resolve(
         typer.echo(f"{printable(name)}: what this node had acknowledged is given up")
 
 
-@app.command(epilog=examples("forebay writeback abort s3://checkpoints/run/ --prefix"))
+@app.command(**explained("forebay writeback abort s3://checkpoints/run/ --prefix"))
 def abort(
     name: OptionalObjectArgument = None,
     upload_id: UploadIdOption = None,
@@ -190,7 +190,7 @@ def abort(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Abort multipart uploads that their clients have not completed, here and at the origin: the buffer has their room.
+    """Abort multipart uploads that their clients have not completed. The buffer gets their room back.
 
     A client that goes on with one is answered NoSuchUpload. Exit code 1 when no such upload is open.
     """
@@ -218,7 +218,7 @@ def abort(
         fail(f"no such upload is open: {printable(name or upload_id or '')}")
 
 
-app.command(epilog=examples("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
+app.command(**explained("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
 
 
 def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[OpenUpload]:
