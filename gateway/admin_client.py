@@ -565,7 +565,15 @@ class Sample(NamedTuple):
     value: float
 
 
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
+
+
+def _labels(text: str) -> dict[str, str]:
+    """Of `a="1",b="2"}`."""
+    found, at = {}, 0
+    while label := _LABEL.match(text, at):
+        found[label[1]], at = label[2], label.end()
+    return found
 
 
 def samples(exposition: str, names: Collection[str]) -> Iterator[Sample]:
@@ -574,7 +582,7 @@ def samples(exposition: str, names: Collection[str]) -> Iterator[Sample]:
         series, _, value = line.rpartition(" ")
         name, _, labels = series.partition("{")
         if name in names:
-            yield Sample(name, dict(_LABEL.findall(labels)), float(value))
+            yield Sample(name, _labels(labels), float(value))
 
 
 class AdminClient:

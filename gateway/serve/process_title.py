@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 
 def set_process_title(name: str) -> None:
@@ -16,6 +15,6 @@ def set_process_title(name: str) -> None:
     try:
         from setproctitle import setproctitle  # looks at the variable when it is loaded
 
-        setproctitle(f"forebay: {re.sub(r'(?<=worker)(?=[0-9])', ' ', name)}")
+        setproctitle(f"forebay: {name.replace('worker', 'worker ')}")
     finally:
         del os.environ["SPT_NOENV"]
