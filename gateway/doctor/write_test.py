@@ -50,6 +50,9 @@ async def write_test(probe: OriginProbe, where: Prefix) -> AsyncGenerator[Findin
 
 async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     put = await probe.ask("PUT", bucket, key, body=_BODY)
+    if put.code == "NoSuchBucket":
+        yield error(AREA, f"there is no bucket {bucket}", "name another with --write-test, or make it")
+        return
     made.take(key, put)
     if put.status != 200:
         yield error(AREA, f"put: {put.described} (s3:PutObject)", _ALLOW)

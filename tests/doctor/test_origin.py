@@ -66,8 +66,9 @@ def test_what_the_key_may_not_do_is_named_as_policies_name_it(home: StrictOrigin
 def test_a_bucket_that_is_not_there_is_said_to_be_missing() -> None:
     """That is no question of rights."""
     with StrictOrigin() as empty:
-        told = lines(found(settings(empty.endpoint_url)), "rights")
-    assert told == ["error: s3://b/data/ (slot data): there is no bucket b"]
+        findings = found(settings(empty.endpoint_url), WHERE)
+    assert lines(findings, "rights") == ["error: s3://b/data/ (slot data): there is no bucket b"]
+    assert lines(findings, "write test") == ["error: there is no bucket b"]
 
 
 def test_a_key_that_is_refused_is_one_finding(home: StrictOrigin) -> None:
