@@ -146,6 +146,7 @@ def test_the_curve_has_a_full_block_for_the_most() -> None:
     assert curve([0.0, 2**20, 2.0**21]) == "▁▅█  up to 2.0 MiB/s"
 
 
+@pytest.mark.slow
 def test_top_watches_a_running_gateway_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     """A document a line for programs; on a terminal the whole screen, until Ctrl-C: exit code 0, and a cursor."""
     with GatewayProcess({"origin": {"endpoint_url": "http://127.0.0.1:1"}}) as gateway:

@@ -171,6 +171,7 @@ def doctor(file: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_gateway_and_says_more_with_one(tmp_path: Path) -> None:
     """As text and as JSON; exit code 1 for errors; no secret in either."""
     with StrictOrigin() as home:
