@@ -3,6 +3,7 @@
 ForebayError
 ├── ConfigError            a setting is wrong: names the key, the value and what is allowed
 ├── StartupError           the gateway cannot start here: the message says what to do
+├── AdminPortError         the admin port of a running gateway does not answer, or refuses: the message says what to do
 ├── S3Error                what the client is told: code, status, message (built by `s3.error_codes.s3_error`)
 ├── ClientDisconnected     the client went away; nobody is left to tell
 ├── OriginError
@@ -42,17 +43,26 @@ class ForebayError(Exception):
 
 
 class ConfigError(ForebayError):
-    """A setting cannot be used. `key` is dotted (`cache.block_size`)."""
+    """A setting cannot be used. `key` is dotted (`cache.block_size`).
 
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(f"{key} = {value!r}: {allowed}")
+    `source` names the variable or the option of the command that the value came from; None: the file, or nowhere.
+    """
+
+    def __init__(self, key: str, value: object, allowed: str, source: str | None = None) -> None:
+        origin = "" if source is None else f" (from {source})"
+        super().__init__(f"{key} = {value!r}{origin}: {allowed}")
         self.key = key
         self.value = value
         self.allowed = allowed
+        self.source = source
 
 
 class StartupError(ForebayError):
     """The gateway cannot start; the message names the reason and the way out."""
+
+
+class AdminPortError(ForebayError):
+    """The admin port of a running gateway does not answer, refuses what it was asked for, or cannot be understood."""
 
 
 class S3Error(ForebayError):

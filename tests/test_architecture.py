@@ -48,7 +48,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},
+    "cli": LEAVES
+    | SETTINGS
+    | COUNTING
+    | {"", "serve", "control", "demo", "writeback"}
+    | {"admin_client", "doctor", "policy"},
+    "admin_client": {"errors"},
+    "doctor": BASE | SETTINGS | COUNTING | {"", "app", "serve", "control", "origin", "policy", "admin_client"},
     "__main__": {"cli"},
     "": set(),
 }

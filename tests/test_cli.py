@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from gateway import __version__, cli
@@ -83,6 +86,95 @@ def test_check_config_speaks_json(tmp_path: Path) -> None:
     bad = orjson.loads(forebay("check-config", "--json", config(tmp_path, "[server]\nport = -1\n")).stdout)
     assert bad["ok"] is False
     assert bad["problems"][0]["key"] == "server.port"
+
+
+def test_an_error_names_the_variable_that_a_value_came_from(tmp_path: Path) -> None:
+    """With the value, what is wrong with it, and what is allowed; a secret's value is not shown."""
+    file = config(tmp_path, "[server]\nport = 70000\n")
+    variables = {"FOREBAY_CACHE__CAPACITY": "10Gigs", "FOREBAY_ADMIN__TOKEN": "short-secret"}
+    result = forebay("check-config", file, **variables)
+    port, token, capacity = result.stderr.splitlines()
+    assert port.startswith("forebay: server.port = 70000: "), "a value of the file needs no source"
+    assert "cache.capacity = '10Gigs' (from FOREBAY_CACHE__CAPACITY): " in capacity
+    assert capacity.endswith("the unit 'Gigs' is not known, known are B, KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB")
+    assert "(from FOREBAY_ADMIN__TOKEN)" in token
+    assert "short-secret" not in result.output
+    found = orjson.loads(forebay("check-config", "--json", file, **variables).stdout)["problems"]
+    assert [one["source"] for one in found] == [None, "FOREBAY_ADMIN__TOKEN", "FOREBAY_CACHE__CAPACITY"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--port", "99999", "server.port = '99999' (from --port): "),
+        ("--origin", "minio:9000", "origin.endpoint_url = 'minio:9000' (from --origin): http://host[:port]"),
+    ],
+)
+def test_options_of_serve_win_and_are_named(tmp_path: Path, option: str, value: str, said: str) -> None:
+    """Over variables and over the file; a wrong one is wrong usage."""
+    file = config(tmp_path, '[server]\nport = 1\n[origin]\nendpoint_url = "http://127.0.0.1:1"\n')
+    variables = {"FOREBAY_SERVER__PORT": "2", "FOREBAY_ORIGIN__ENDPOINT_URL": "http://127.0.0.1:2"}
+    result = forebay("serve", "--config", file, option, value, **variables)
+    assert (result.exit_code, said in result.stderr) == (2, True), result.output
+
+
+def test_options_of_serve_are_kept_to(tmp_path: Path) -> None:
+    """The origin, the port and the directory; with --json the addresses are a document; `ps` shows who is who."""
+    file = config(tmp_path, '[admin]\nport = 0\n[cache]\ncapacity = "64MiB"\nblock_size = "1MiB"\n')
+    keys = {"FOREBAY_ORIGIN__ACCESS_KEY_ID": "id", "FOREBAY_ORIGIN__SECRET_ACCESS_KEY": SECRET}
+    options = ["--origin", "http://127.0.0.1:1", "--port", "0", "--cache-dir", str(tmp_path / "here"), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "serve", "--config", file, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | keys | {"FOREBAY_CACHE__DIRECTORY": str(tmp_path / "elsewhere")},
+    )
+    try:
+        assert process.stdout is not None
+        found = orjson.loads(process.stdout.readline())
+        status = orjson.loads(forebay("status", "--admin-url", found["admin_url"], "--json").stdout)
+        assert status["origin"]["endpoint_url"] == "http://127.0.0.1:1"
+        assert status["cache"]["directory"] == str(tmp_path / "here")
+        assert status["gateway"]["s3_url"] == found["s3_url"]
+        pids = [process.pid, *(one["process_id"] for one in status["gateway"]["processes"])]
+        titles = [Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") for pid in pids]
+        assert titles == ["forebay: supervisor", "forebay: worker 0", "forebay: background"]
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
+        assert all(b"FOREBAY_CACHE__DIRECTORY=" in one for one in environments)
+    finally:
+        process.terminate()
+        process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Every command by its words, those of groups included."""
+    group: Any = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        below = getattr(command, "commands", None)
+        if below is None:
+            yield name, command
+        else:
+            yield from ((f"{name} {inner}", one) for inner, one in below.items())
+
+
+def test_every_command_has_an_example_and_speaks_json() -> None:
+    """And belongs to a group of `forebay --help`."""
+    for name, command in all_commands():
+        assert f"forebay {name}" in (command.epilog or ""), name
+        assert any("--json" in parameter.opts for parameter in command.params), name
+    group: Any = typer.main.get_command(cli.app)
+    assert all(command.rich_help_panel for command in group.commands.values())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete(shell: str) -> None:
+    """The script that `--show-completion` prints asks the command itself."""
+    asked = {"_FOREBAY_COMPLETE": f"complete_{shell}", "COMP_WORDS": "forebay wri", "COMP_CWORD": "1"}
+    asked |= {"_TYPER_COMPLETE_ARGS": "forebay wri", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    result = CliRunner().invoke(cli.app, [], env=asked, prog_name="forebay")
+    assert "writeback" in result.stdout
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

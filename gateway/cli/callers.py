@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.control.words import size_text
+
+if TYPE_CHECKING:
+    from gateway.admin_client import Caller, CallerLimits
+
+_COLUMNS = (
+    Column("caller", shortened=True),
+    Column("scope", rank=4),
+    Column("running", right=True, rank=3),
+    Column("waiting", right=True),
+    Column("requests", right=True, rank=2),
+    Column("read", right=True),
+    Column("write", right=True),
+    Column("limits", rank=6),
+    Column("throttled", rank=5),
+    Column("refused", rank=5),
+    Column("bound by", rank=1),
+)
 
 
 def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Show the callers of a running gateway: limits, what runs and waits, what was throttled, which limit binds."""
-    document = admin_port(admin_url, config).get("/api/v1/callers")
+    """Show who calls the gateway: limits, what runs and waits, what was throttled, and which limit binds."""
+    answer = admin_client(admin_url, config).callers()
     if json:
-        print_json(document)
-        return
-    table = Table("caller", "limits", "now", "waiting", "throttled", "refused", "bound by")
-    for one in document["callers"]:
-        table.add_row(
-            f"{one['name']}\n{one['scope']}",
-            _limits(one["limits"]),
-            _now(one),
-            str(one["waiting"]),
-            _counts(one["throttled"]),
-            _counts(one["refused"]),
-            "\n".join(one["binds"]) or "-",
-        )
-    Console().print(table)
+        print_json(answer.document())
+    else:
+        print_table(_COLUMNS, (Row(_cells(one), "yellow" if one.binds else "") for one in answer.callers))
 
 
-def _limits(limits: dict[str, Any]) -> str:
-    lines = []
-    if limits["max_concurrent_requests"] is not None:
-        lines.append(f"{limits['max_concurrent_requests']} at a time")
-    if limits["requests_per_second"] is not None:
-        lines.append(f"{limits['requests_per_second']:g}/s")
-    lines += [
-        f"{name} {size_text(limits[f'{name}_bandwidth'])}/s"
-        for name in ("read", "write")
-        if limits[f"{name}_bandwidth"]
+def _cells(one: Caller) -> list[str]:
+    moved = one.per_second
+    return [
+        printable(one.name),
+        one.scope,
+        str(one.running) if one.limits.is_any else NOTHING,
+        str(one.waiting),
+        NOTHING if moved is None else f"{moved.requests:g}/s",
+        NOTHING if moved is None else f"{size_text(moved.sent_bytes)}/s",
+        NOTHING if moved is None else f"{size_text(moved.received_bytes)}/s",
+        _limits(one.limits),
+        _counts(one.throttled),
+        _counts(one.refused),
+        ", ".join(one.binds) or NOTHING,
     ]
-    return "\n".join(lines) or "none"
 
 
-def _now(one: dict[str, Any]) -> str:
-    lines = [f"{one['running']} running"] if any(one["limits"].values()) else []
-    moved = one["per_second"]
-    if moved is not None:
-        lines += [f"{moved['requests']:g}/s", f"read {size_text(moved['sent_bytes'])}/s"]
-        lines.append(f"write {size_text(moved['received_bytes'])}/s")
-    return "\n".join(lines)
+def _limits(limits: CallerLimits) -> str:
+    found = []
+    if limits.max_concurrent_requests is not None:
+        found.append(f"{limits.max_concurrent_requests} at a time")
+    if limits.requests_per_second is not None:
+        found.append(f"{limits.requests_per_second:g}/s")
+    if limits.read_bandwidth:
+        found.append(f"read {size_text(limits.read_bandwidth)}/s")
+    if limits.write_bandwidth:
+        found.append(f"write {size_text(limits.write_bandwidth)}/s")
+    return ", ".join(found) or NOTHING
 
 
 def _counts(by_limit: dict[str, int]) -> str:
-    return "\n".join(f"{limit} {count:,}" for limit, count in by_limit.items() if count) or "-"
+    return ", ".join(f"{limit} {count:,}" for limit, count in by_limit.items() if count) or NOTHING

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
 
 import orjson
 import typer
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, printable
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, printable
+from gateway.cli.tables import fitted
 from gateway.control.words import counted, size_text
 
 if TYPE_CHECKING:
-    from gateway.cli.admin_port import AdminPort
+    from gateway.admin_client import AdminClient
 
 _PATH = "/api/v1/checkpoints"
 _PAGE = 100
@@ -50,7 +50,7 @@ def checkpoints(
     """
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
-    found = _all(admin_port(admin_url, config), {"prefix": prefix} | ({"state": state} if state is not None else {}))
+    found = _all(admin_client(admin_url, config), {"prefix": prefix} | ({"state": state} if state is not None else {}))
     count = 0
     for one in islice(found, limit or None):
         if json:
@@ -67,16 +67,9 @@ def checkpoints(
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
 
-def _all(port: AdminPort, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Every one, read page by page."""
-    after = None
-    while True:
-        query = asked | {"limit": str(_PAGE)} | ({"after": after} if after is not None else {})
-        page = port.get(f"{_PATH}?{urlencode(query)}")
-        yield from page["checkpoints"]
-        after = page["next"]
-        if after is None:
-            return
+    return client.pages(_PATH, "checkpoints", asked, size=_PAGE)
 
 
 _HEAD = f"  {'state':12} {'files':>6} {'size':>10} {'ranks':>5} {'save':>8} {'flushed':>7} {'left':>8} {'exposed':>8}"
@@ -84,7 +77,7 @@ _HEAD = f"  {'state':12} {'files':>6} {'size':>10} {'ranks':>5} {'save':>8} {'fl
 
 def _lines(one: dict[str, Any]) -> Iterator[str]:
     """The name has a line of its own, so that what is said of it is within 80 columns."""
-    yield printable(f"s3://{one['bucket']}/{one['prefix']}")
+    yield fitted(printable(f"s3://{one['bucket']}/{one['prefix']}"))
     share = one["bytes_flushed"] / one["bytes"] if one["bytes"] else float(one["state"] == "durable")
     # Not 100% before the last byte is there.
     flushed = "100%" if share >= 1 else f"{min(share, 0.99):.0%}"

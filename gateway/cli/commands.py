@@ -15,19 +15,29 @@ from gateway.cli import jobs, snapshots, writeback
 from gateway.cli.callers import callers
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
+    LOOK,
+    RUN,
+    SNAPSHOTS,
+    WRITING,
     AdminUrlOption,
+    CommandGroup,
     ConfigOption,
     JsonOption,
-    admin_port,
+    admin_client,
+    examples,
     fail,
+    in_help,
     print_json,
     report_problems,
 )
+from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
+from gateway.cli.top import top
 from gateway.config import public_settings
+from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import load_settings
 from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
@@ -36,19 +46,15 @@ from gateway.logs import configure_logs
 
 app = typer.Typer(
     name="forebay",
+    cls=CommandGroup,
     help="S3-compatible caching gateway for AI training.",
+    epilog=examples(
+        "forebay serve --origin https://s3.us-east-1.amazonaws.com",
+        "AWS_ENDPOINT_URL=http://127.0.0.1:9000 aws s3 ls s3://train/",
+    ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-jobs.add_to(app)
-app.add_typer(snapshots.app)
-app.command()(flush)
-app.command()(explain)
-app.command()(slots)
-app.command()(callers)
-app.command()(checkpoints)
-app.add_typer(writeback.app)
 
 
 def main() -> None:
@@ -71,19 +77,51 @@ def _options(
     """S3-compatible caching gateway for AI training."""
 
 
-@app.command()
-def serve(config: ConfigOption = None) -> None:
-    """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first."""
+@app.command(
+    **in_help(
+        RUN,
+        "Serve S3 until SIGTERM or Ctrl-C.",
+        "forebay serve",
+        "forebay serve --config /etc/forebay/forebay.toml",
+        "forebay serve --origin http://minio:9000 --port 9100 --cache-dir /mnt/nvme/forebay",
+    )
+)
+def serve(
+    config: ConfigOption = None,
+    origin: Annotated[
+        str | None, typer.Option("--origin", metavar="URL", help="Where the buckets are: origin.endpoint_url.")
+    ] = None,
+    port: Annotated[str | None, typer.Option("--port", metavar="N", help="TCP port of S3: server.port.")] = None,
+    cache_dir: Annotated[
+        str | None, typer.Option("--cache-dir", metavar="DIR", help="Where the cache lies: cache.directory.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON when all is ready.")] = False,
+) -> None:
+    """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first.
+
+    Options win over FOREBAY_* variables, and these over the file.
+    """
     from gateway.serve import supervisor
     from gateway.serve.banner import tell_what_is_served
     from gateway.serve.own_credentials import find_own_key
+    from gateway.serve.process_title import set_process_title
     from gateway.serve.reloading import Reloader
 
+    environment = CommandEnvironment(
+        os.environ,
+        {
+            "FOREBAY_ORIGIN__ENDPOINT_URL": ("--origin", origin),
+            "FOREBAY_SERVER__PORT": ("--port", port),
+            "FOREBAY_CACHE__DIRECTORY": ("--cache-dir", cache_dir),
+        },
+    )
     try:
-        loaded = load_with_overlay(config, os.environ)
+        loaded = load_with_overlay(config, environment)
     except SettingsError as error:
         report_problems(error, as_json=False)
-        raise typer.Exit(1) from None
+        is_usage = any(one.source in environment.options.values() for one in error.problems)
+        raise typer.Exit(2 if is_usage else 1) from None
+    set_process_title("supervisor")
     configure_logs(loaded.settings.logging.level, loaded.settings.logging.format, "supervisor")
     for warning in loaded.warnings:
         structlog.get_logger("forebay.config").warning(warning)
@@ -97,18 +135,24 @@ def serve(config: ConfigOption = None) -> None:
         code = supervisor.serve(
             loaded.settings,
             tell=lambda: tell_what_is_served(loaded.settings, key, loaded.warnings),
-            reloader=Reloader(config, dict(os.environ)),
+            reloader=Reloader(config, environment),
+            as_json=json,
         )
     except (StartupError, ConfigError) as error:
         fail(str(error))
     raise typer.Exit(code)
 
 
-@app.command("check-config")
+@app.command(
+    "check-config",
+    **in_help(
+        RUN, "Check a configuration file; print what is in force.", "forebay check-config /etc/forebay/forebay.toml"
+    ),
+)
 def check_config(
     file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
 ) -> None:
-    """Check a file together with the FOREBAY_* variables; print the settings in force, secrets hidden."""
+    """Check a file together with the FOREBAY_* variables, and print the settings in force, secrets hidden."""
     try:
         loaded = load_settings(file, os.environ)
     except SettingsError as error:
@@ -124,22 +168,29 @@ def check_config(
         typer.echo(f"warning: {warning}", err=True)
 
 
-@app.command()
+@app.command(
+    **in_help(
+        LOOK,
+        "Show how a running gateway is. Exit code 0: ready.",
+        "forebay status",
+        "forebay status --json | jq .gateway.ready",
+    )
+)
 def status(
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask a running gateway how it is. Exit code 0: ready."""
-    document = admin_port(admin_url, config).get("/api/v1/status")
+    """Show how the running gateway is. Exit code 0 when it is ready."""
+    answer = admin_client(admin_url, config).status()
     if json:
-        print_json(document)
+        print_json(answer.document())
     else:
-        show_status(document)
-    raise typer.Exit(0 if (document["gateway"] or {}).get("ready") else 1)
+        show_status(answer)
+    raise typer.Exit(0 if answer.is_ready else 1)
 
 
-@app.command()
+@app.command(**in_help(RUN, "Run a small training job; print the figures.", "forebay demo"))
 def demo(json: JsonOption = False) -> None:
     """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
     try:
@@ -147,6 +198,45 @@ def demo(json: JsonOption = False) -> None:
     except ImportError as error:
         fail(f"the demo needs the package {error.name}: pip install 'forebay[demo]'")
     raise typer.Exit(run_demo(json=json))
+
+
+app.command(
+    **in_help(
+        RUN,
+        "Look for what is wrong, risky or slow here.",
+        "forebay doctor --config /etc/forebay/forebay.toml",
+        "forebay doctor --write-test s3://checkpoints/doctor/",
+    )
+)(doctor)
+app.command(
+    **in_help(
+        LOOK, "Show a running gateway live.", "forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second"
+    )
+)(top)
+app.command(**in_help(LOOK, "Show what slots have and move, and what binds them.", "forebay slots"))(slots)
+app.command(**in_help(LOOK, "Show who calls, and which limit binds.", "forebay callers"))(callers)
+app.command(
+    **in_help(LOOK, "Say why an object is a hit or a miss.", "forebay explain s3://train/imagenet/train-00001.tar")
+)(explain)
+jobs.add_to(app)
+app.command(
+    **in_help(
+        WRITING,
+        "Send acknowledged writes to the bucket now.",
+        "forebay flush --wait --timeout 10m",
+        "forebay flush s3://checkpoints/run/step-100 --wait",
+    )
+)(flush)
+app.command(
+    **in_help(
+        WRITING,
+        "Show checkpoints, and how much of each is flushed.",
+        "forebay checkpoints",
+        "forebay checkpoints s3://checkpoints/run/ --state failed,conflict",
+    )
+)(checkpoints)
+app.add_typer(writeback.app, rich_help_panel=WRITING)
+app.add_typer(snapshots.app, rich_help_panel=SNAPSHOTS)
 
 
 def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:

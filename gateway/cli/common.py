@@ -1,7 +1,8 @@
-"""What several commands share: options, settings, how they end, and the running gateway's admin port."""
+"""What several commands share: options, settings, examples, how they end, and the running gateway's admin port."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -10,23 +11,68 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import orjson
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from gateway.config import Settings
 from gateway.config.environment import CONFIG_VARIABLE
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
+from gateway.errors import AdminPortError
 from gateway.serve.listeners import url
 
 if TYPE_CHECKING:
-    from gateway.cli.admin_port import AdminPort
+    from gateway.admin_client import AdminClient
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
+    Path | None, typer.Option("--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AdminUrlOption = Annotated[
-    str | None, typer.Option("--admin-url", help="Admin port; otherwise the one that the settings name.")
+    str | None, typer.Option("--admin-url", metavar="URL", help="Admin port; otherwise the one in the settings.")
 ]
+
+
+RUN, LOOK, CACHE, WRITING, SNAPSHOTS = (
+    "Run",
+    "Look",
+    "Cache",
+    "Write-back and checkpoints",
+    "Snapshots",
+)
+"""What people do: the commands' groups in `forebay --help`, in this order."""
+
+
+class CommandGroup(TyperGroup):
+    """Commands, in the order of their groups; what the admin port does not do ends them with exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AdminPortError as error:
+            fail(printable(str(error)))
+
+
+def examples(*lines: str) -> str:
+    """What stands below a command's help."""
+    return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
+
+
+class _Command(TyperCommand):
+    """Its help breaks lines where the terminal ends, and not where the docstring does."""
+
+    def __init__(self, *arguments: Any, help: str | None = None, **options: Any) -> None:
+        paragraphs = inspect.cleandoc(help or "").split("\n\n")
+        super().__init__(*arguments, help="\n\n".join(one.replace("\n", " ") for one in paragraphs), **options)
+
+
+def explained(*lines: str) -> dict[str, Any]:
+    """What every command is made with: help that fits the terminal, and these examples below it."""
+    return {"cls": _Command, "epilog": examples(*lines)}
+
+
+def in_help(panel: str, summary: str, *lines: str) -> dict[str, Any]:
+    """How a command stands in `forebay --help`: in a group, by a summary of one line; and its examples."""
+    return {"rich_help_panel": panel, "short_help": summary} | explained(*lines)
 
 
 def as_a_client(environment: Mapping[str, str]) -> dict[str, str]:
@@ -45,12 +91,13 @@ def load(config: Path | None, environment: Mapping[str, str] = os.environ) -> Lo
 def report_problems(error: SettingsError, as_json: bool) -> None:
     if as_json:
         problems = [
-            {"key": problem.key, "allowed": problem.allowed, "message": str(problem)} for problem in error.problems
+            {"key": one.key, "allowed": one.allowed, "source": one.source, "message": str(one)}
+            for one in error.problems
         ]
         print_json({"ok": False, "problems": problems})
         return
     for problem in error.problems:
-        typer.echo(f"forebay: {problem}", err=True)
+        typer.echo(f"forebay: {printable(str(problem))}", err=True)
 
 
 def fail(message: str) -> NoReturn:
@@ -67,14 +114,19 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
-def admin_port(admin_url: str | None, config: Path | None) -> AdminPort:
-    """The admin port that the options, or else the settings, name."""
-    from gateway.cli.admin_port import AdminPort
+def admin_client(admin_url: str | None, config: Path | None) -> AdminClient:
+    """Of the admin port that the options, or else the settings, name."""
+    from gateway.admin_client import AdminClient  # brings an HTTP client with it, which `serve` does without
 
+    return AdminClient(*admin_address(admin_url, config))
+
+
+def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str | None]:
+    """Where the admin port is, and its token."""
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
-        return AdminPort(admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"))
+        return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN")
     settings = load(config, as_a_client(os.environ)).settings
-    return AdminPort(admin_url or _admin_url(settings), _token(settings))
+    return admin_url or _admin_url(settings), _token(settings)
 
 
 def _admin_url(settings: Settings) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.tables import print_text
 from gateway.control.words import age_text, counted, size_text
+
+if TYPE_CHECKING:
+    from gateway.admin_client import ExplainedBlocks, ExplainedSlot, ExplainedWrite, Explanation, KnownVersion
 
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 
@@ -24,65 +27,65 @@ _BELIEVED = {
 def explain(
     key: ObjectArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
 ) -> None:
-    """Say what a running gateway knows of an object, what of it is here, and why the rest is not. Asks no origin."""
-    document = admin_port(admin_url, config).get(f"/api/v1/explain?{urlencode({'object': key})}")
+    """Say what the gateway knows of an object, which blocks are here, and why the others are not. Asks no origin."""
+    answer = admin_client(admin_url, config).explain(key)
     if json:
-        print_json(document)
+        print_json(answer.document())
         return
-    for name, text in _lines(document):
-        typer.echo(f"{name:<9}{printable(text)}")
+    for name, text in _lines(answer):
+        print_text(f"{name:<9}{printable(text)}", indent=9)
 
 
-def _lines(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    slot, known, held = document["slot"], document["known"], document["held"]
-    yield "object", f"s3://{document['bucket']}/{document['key']}"
-    yield "slot", f"{slot['name']} ({slot['prefix']}), {slot['mode']}, {_consistency(slot)}, write {slot['write']}"
-    if slot["authorization"] == "origin":
-        ttl = f"{slot['authorization_ttl_seconds']:g} s"
+def _lines(found: Explanation) -> Iterator[tuple[str, str]]:
+    slot, known, held = found.slot, found.known, found.held
+    yield "object", f"s3://{found.bucket}/{found.key}"
+    yield "slot", f"{slot.name} ({slot.prefix}), {slot.mode}, {_consistency(slot)}, write {slot.write}"
+    if slot.authorization == "origin":
+        ttl = f"{slot.authorization_ttl_seconds or 0.0:g} s"
         yield "allowed", f"to callers to whom the origin allows it, too: its yes counts for {ttl}"
     yield "version", _version(known)
-    if document["pending"] is not None:
-        yield "pending", _pending(document["pending"])
-    for pin in document["pins"]:
+    if found.pending is not None:
+        yield "pending", _pending(found.pending)
+    for pin in found.pins:
         yield "pinned", f"by {pin}: it is not evicted"
-    if document["blocks"] is not None:
-        yield from _blocks(document["blocks"], known["bytes"])
-    total = f"{counted(held['blocks'], 'block')}, {size_text(held['bytes'])}"
-    yield "held", f"{total}, of all versions together" if held["blocks"] else "nothing of any version"
-    yield "kept", "yes" if document["why_not_kept"] is None else f"no: {document['why_not_kept']}"
+    if found.blocks is not None:
+        yield from _blocks(found.blocks, known.bytes or 0)
+    total = f"{counted(held.blocks, 'block')}, {size_text(held.bytes)}"
+    yield "held", f"{total}, of all versions together" if held.blocks else "nothing of any version"
+    yield "kept", "yes" if found.why_not_kept is None else f"no: {found.why_not_kept}"
 
 
-def _consistency(slot: dict[str, Any]) -> str:
-    if slot["snapshot"] is not None:
-        return f"frozen by the snapshot {slot['snapshot']}"
-    return f"ttl {slot['metadata_ttl_seconds']:g} s" if slot["consistency"] == "ttl" else str(slot["consistency"])
+def _consistency(slot: ExplainedSlot) -> str:
+    if slot.snapshot is not None:
+        return f"frozen by the snapshot {slot.snapshot}"
+    return f"ttl {slot.metadata_ttl_seconds or 0.0:g} s" if slot.consistency == "ttl" else slot.consistency
 
 
-def _version(known: dict[str, Any]) -> str:
-    if known["by"] is None:
+def _version(known: KnownVersion) -> str:
+    if known.by is None:
         return f"not known: {_BELIEVED['unknown']}"
-    what = f"{known['etag']}, {size_text(known['bytes'])}" if known["exists"] else "there is none"
-    if known["by"] == "snapshot":
+    what = f"{known.etag}, {size_text(known.bytes or 0)}" if known.exists else "there is none"
+    if known.by == "snapshot":
         return f"{what}, by the snapshot"
-    age = "of unknown age" if known["age_seconds"] is None else f"learned {known['age_seconds']:.0f} s ago"
-    return f"{what}, {age}: {_BELIEVED[known['state']]}"
+    age = "of unknown age" if known.age_seconds is None else f"learned {known.age_seconds:.0f} s ago"
+    return f"{what}, {age}: {_BELIEVED[known.state]}"
 
 
-def _pending(write: dict[str, Any]) -> str:
-    what = "a deletion" if write["deleted"] else f"{write['etag']}, {size_text(write['bytes'] or 0)}"
-    why = f": {write['reason']}" if write["reason"] else ""
-    return f"{what}, {write['state']}, acknowledged {age_text(write['acknowledged_at'])} ago{why}"
+def _pending(write: ExplainedWrite) -> str:
+    what = "a deletion" if write.deleted else f"{write.etag}, {size_text(write.bytes or 0)}"
+    why = f": {write.reason}" if write.reason else ""
+    return f"{what}, {write.state}, acknowledged {age_text(write.acknowledged_at)} ago{why}"
 
 
-def _blocks(blocks: dict[str, Any], size_bytes: int) -> Iterator[tuple[str, str]]:
-    text = f"{blocks['here']:,} of {counted(blocks['total'], 'block')} here"
-    if blocks["partly_here"]:
-        text += f", {blocks['partly_here']:,} in part"
-    text += f", {size_text(blocks['bytes_here'])} of {size_text(size_bytes)}"
-    if blocks["looked_at"] < blocks["total"]:
-        text += f" (the first {blocks['looked_at']:,} were looked at)"
+def _blocks(blocks: ExplainedBlocks, size_bytes: int) -> Iterator[tuple[str, str]]:
+    text = f"{blocks.here:,} of {counted(blocks.total, 'block')} here"
+    if blocks.partly_here:
+        text += f", {blocks.partly_here:,} in part"
+    text += f", {size_text(blocks.bytes_here)} of {size_text(size_bytes)}"
+    if blocks.looked_at < blocks.total:
+        text += f" (the first {blocks.looked_at:,} were looked at)"
     yield "blocks", text
-    if blocks["evicted"]:
-        yield "evicted", f"{counted(blocks['evicted'], 'block')}, as far as is remembered"
-    for first, last in blocks["missing"]:
+    if blocks.evicted:
+        yield "evicted", f"{counted(blocks.evicted, 'block')}, as far as is remembered"
+    for first, last in blocks.missing:
         yield "missing", f"bytes {first}-{last}"

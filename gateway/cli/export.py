@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
+from gateway.cli.progress import bytes_progress
 from gateway.control.words import are, counted, size_text
 from gateway.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
@@ -19,15 +18,7 @@ from gateway.serve.preparation import kept_from_gateways
 if TYPE_CHECKING:
     from gateway.writeback.offline_export.manifest import Findings
 
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    DownloadColumn(binary_units=True),
-    TransferSpeedColumn(),
-    TimeRemainingColumn(),
-)
-
-TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to: made where it is not there.")]
+TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to copy to; made if missing.")]
 DirectoryOption = Annotated[
     Path | None, typer.Option("--directory", metavar="CACHE_DIR", help="cache.directory, or a copy of it.")
 ]
@@ -43,7 +34,7 @@ def export(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy all that the origin does not have out of a cache directory, which is only read. No gateway is needed.
+    """Copy everything that the bucket does not have out of a cache directory. No gateway is needed.
 
     Exit code 1 when something could not be copied; everything else is, then, too.
     """
@@ -88,8 +79,7 @@ class _Bar:
     """The progress of an export, on a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(*_COLUMNS, console=console, disable=quiet or not console.is_terminal)
+        self._progress = bytes_progress(quiet=quiet)
         self._task = self._progress.add_task("export", total=None)
 
     def __enter__(self) -> _Bar:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
-from gateway.config.units import DURATION_FORM, parse_duration_seconds
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.progress import bytes_progress
+from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.config.units import parse_duration_seconds
 from gateway.control.words import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
-    from gateway.cli.admin_port import AdminPort
+    from gateway.admin_client import AdminClient, FlushProgress, PendingObject
 
-_PATH = "/api/v1/flush"
 _LOOK_SECONDS = 0.5
 _PAUSE_PER_ANSWER = 5.0
 """With much pending an answer takes a while: the gateway has other things to do than to give them."""
@@ -41,19 +38,11 @@ _BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
 """An attempt that takes longer is likely to be a large body on its way, however often it has failed before: it is
 waited for, instead of the one and the other."""
 
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    DownloadColumn(binary_units=True),
-    TransferSpeedColumn(),
-    TimeRemainingColumn(),
-)
-
 PrefixArgument = Annotated[
     str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// (the default) is everything.")
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Return when the origin has it; exit code 1 when it does not get there.")
+    bool, typer.Option("--wait", help="Wait until the bucket has it; exit code 1 when it does not get there.")
 ]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, such as 10m; then exit code 1.")
@@ -86,7 +75,7 @@ def flush(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway take to the origin what it has acknowledged under a prefix by now.
+    """Send to the bucket now what the gateway has acknowledged under a prefix by now.
 
     What has failed is tried at once. With --wait it ends with exit code 0 when the origin has all of it; with exit code
     1, and a table of what the origin does not have, when the rest is in conflict, damaged or fails, or the time is
@@ -94,21 +83,25 @@ def flush(
     """
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
-    port = admin_port(admin_url, config)
-    begun = _ask(port, prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
-    outcome, left = _wait(port, begun, seconds, quiet=json) if wait else (None, begun)
+    client = admin_client(admin_url, config)
+    begun = client.flush(prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
+    try:
+        outcome, left = _wait(client, begun, seconds, quiet=json) if wait else (None, begun)
+    except KeyboardInterrupt:
+        typer.echo("not waited for any longer; the gateway goes on", err=True)
+        raise
     if json:
-        print_json(left | ({"outcome": outcome} if outcome is not None else {}))
+        print_json(left.document() | ({"outcome": outcome} if outcome is not None else {}))
     else:
         _tell(begun, left, outcome)
-    failed = left["stuck"] > 0 if outcome is None else outcome is not Outcome.FLUSHED
-    is_named = begun["prefix"].removeprefix("s3://").partition("/")[2] != ""
-    raise typer.Exit(1 if failed or (is_named and left["local_objects"]) else 0)
+    failed = left.stuck > 0 if outcome is None else outcome is not Outcome.FLUSHED
+    is_named = begun.prefix.removeprefix("s3://").partition("/")[2] != ""
+    raise typer.Exit(1 if failed or (is_named and left.local_objects) else 0)
 
 
 def _check(prefix: str) -> None:
     if not prefix.startswith("s3://"):
-        raise typer.BadParameter("the prefix must be s3://BUCKET/PREFIX")
+        raise typer.BadParameter(f"the prefix must be s3://BUCKET/PREFIX, and is {printable(prefix)}")
 
 
 def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
@@ -118,47 +111,40 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
         raise typer.BadParameter("--timeout needs --wait")
     try:
         return parse_duration_seconds(timeout)
-    except ValueError:
-        raise typer.BadParameter(f"--timeout must be {DURATION_FORM}") from None
-
-
-def _ask(port: AdminPort, prefix: str, *, patience_seconds: float = 0.0) -> dict[str, Any]:
-    asked = orjson.dumps({"prefix": prefix})
-    return port.post(_PATH, asked, "application/json", patience_seconds=patience_seconds)
+    except ValueError as error:
+        raise typer.BadParameter(f"--timeout {printable(timeout)}: {error}") from None
 
 
 def _wait(
-    port: AdminPort, begun: dict[str, Any], seconds: float | None, *, quiet: bool
-) -> tuple[Outcome, dict[str, Any]]:
+    client: AdminClient, begun: FlushProgress, seconds: float | None, *, quiet: bool
+) -> tuple[Outcome, FlushProgress]:
     """How it ended, and what is left then."""
-    asked = {"prefix": begun["prefix"], "through": begun["through"]}
-    path = f"{_PATH}?{urlencode(asked | ({'is_name': 'true'} if begun['is_name'] else {}))}"
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    console, left, stall = Console(stderr=True), begun, _Stall(begun, has_deadline=seconds is not None)
+    left, stall = begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
-    with Progress(*_COLUMNS, console=console, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("flush", total=begun["bytes"] or None)
+    with bytes_progress(quiet=quiet or not begun.objects) as progress:
+        task = progress.add_task("flush", total=begun.bytes or None)
         while True:
-            done_bytes = begun["bytes"] - left["bytes"] + left["bytes_sent"]
+            done_bytes = begun.bytes - left.bytes + left.bytes_sent
             progress.update(task, description=_description(left), completed=max(0, done_bytes))
             outcome = _outcome(left, stall, is_late=time.monotonic() >= deadline)
             if outcome is not None:
                 return outcome, left
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
             patience_seconds = max(0.0, min(_GONE_SECONDS, deadline - time.monotonic()))
-            if (left["failing"] or left["awaiting_files"]) and time.monotonic() >= again_at:
+            if (left.failing or left.awaiting_files) and time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_SECONDS
-                _ask(port, begun["prefix"], patience_seconds=patience_seconds)
+                client.flush(begun.prefix, patience_seconds=patience_seconds)
             asked_at = time.monotonic()
-            left = port.get(path, patience_seconds=patience_seconds)
+            left = client.flush_progress(begun, patience_seconds=patience_seconds)
             pause = max(_LOOK_SECONDS, _PAUSE_PER_ANSWER * (time.monotonic() - asked_at))
 
 
-def _outcome(left: dict[str, Any], stall: _Stall, *, is_late: bool) -> Outcome | None:
+def _outcome(left: FlushProgress, stall: _Stall, *, is_late: bool) -> Outcome | None:
     """None: there is something to wait for."""
-    if not left["objects"]:
+    if not left.objects:
         return Outcome.FLUSHED
-    if left["objects"] == left["stuck"]:
+    if left.objects == left.stuck:
         return Outcome.STUCK
     if stall.is_over(left):
         return Outcome.FAILING
@@ -168,47 +154,47 @@ def _outcome(left: dict[str, Any], stall: _Stall, *, is_late: bool) -> Outcome |
 class _Stall:
     """Since when nothing has got to the origin of what is waited for."""
 
-    def __init__(self, begun: dict[str, Any], *, has_deadline: bool) -> None:
+    def __init__(self, begun: FlushProgress, *, has_deadline: bool) -> None:
         self._has_deadline = has_deadline
         self._reached = self._progress(begun)
         self._since = time.monotonic()
 
-    def is_over(self, left: dict[str, Any]) -> bool:
+    def is_over(self, left: FlushProgress) -> bool:
         """Whether there is no use in waiting for what is left."""
         now, reached = time.monotonic(), self._progress(left)
         if reached != self._reached:
             self._reached, self._since = reached, now
-        if self._has_deadline and (left["origin_away"] or left["awaiting_files"]):
+        if self._has_deadline and (left.origin_away or left.awaiting_files):
             return False
-        stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
-        all_fails = left["held_up"] == left["objects"] and not left["origin_away"]
-        all_fails = all_fails or left["journal_problem"] is not None  # then failures are not written down, either
+        stalled_seconds, attempt_seconds = now - self._since, left.longest_attempt_seconds or 0.0
+        all_fails = left.held_up == left.objects and not left.origin_away
+        all_fails = all_fails or left.journal_problem is not None  # then failures are not written down, either
         if all_fails and stalled_seconds >= _REFUSED_SECONDS and attempt_seconds < _BODY_SECONDS:
             return True
         return stalled_seconds >= _STALLED_SECONDS and attempt_seconds < _LONG_BODY_SECONDS
 
-    def _progress(self, left: dict[str, Any]) -> tuple[int, int, int]:
-        return left["objects"], left["bytes_sent"], left["files_missing"]
+    def _progress(self, left: FlushProgress) -> tuple[int, int, int]:
+        return left.objects, left.bytes_sent, left.files_missing
 
 
-def _description(left: dict[str, Any]) -> str:
-    failing = f", {left['failing']} failing" if left["failing"] else ""
-    missing = f", {counted(left['files_missing'], 'file')} of other nodes" if left["awaiting_files"] else ""
-    return f"flush, {counted(left['objects'], 'object')} left{failing}{missing}"
+def _description(left: FlushProgress) -> str:
+    failing = f", {left.failing} failing" if left.failing else ""
+    missing = f", {counted(left.files_missing, 'file')} of other nodes" if left.awaiting_files else ""
+    return f"flush, {counted(left.objects, 'object')} left{failing}{missing}"
 
 
-def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) -> None:
-    if left["problems"]:
+def _tell(begun: FlushProgress, left: FlushProgress, outcome: Outcome | None) -> None:
+    if left.problems:
         _show_problems(left)
-    if left["local_objects"]:
-        objects = counted(left["local_objects"], "object")
+    if left.local_objects:
+        objects = counted(left.local_objects, "object")
         typer.echo(f"{objects} on this node only: not durable, and not to be sent", err=True)
-    if left["journal_problem"]:
-        typer.echo(printable(journal_problem_text(left)), err=True)
-    if left["open_uploads"]:
-        typer.echo(f"{no_objects_yet_text(left)}: forebay writeback list --uploads", err=True)
-    if not begun["objects"]:
-        typer.echo(printable(f"nothing is pending under {begun['prefix']}"))
+    if left.journal_problem:
+        typer.echo(printable(journal_problem_text(left.model_dump())), err=True)
+    if left.open_uploads:
+        typer.echo(f"{no_objects_yet_text(left.model_dump())}: forebay writeback list --uploads", err=True)
+    if not begun.objects:
+        typer.echo(printable(f"nothing is pending under {begun.prefix}"))
     elif outcome is None:
         typer.echo(f"{_amount(left)} on the way to the origin")
     elif outcome is Outcome.FLUSHED:
@@ -217,24 +203,30 @@ def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) 
         typer.echo(f"{_amount(left)} not at the origin: {_WHY[outcome]}")
 
 
-def _show_problems(left: dict[str, Any]) -> None:
+_PROBLEMS = (
+    Column("state"),
+    Column("failures", right=True, rank=1),
+    Column("since", right=True, rank=2),
+    Column("object", shortened=True),
+    Column("reason", shortened=True),
+)
+
+
+def _problem(one: PendingObject) -> list[str]:
+    state = one.state if one.state in ("conflict", "damaged") else "failing"
+    since = one.failing_since if one.failing_since is not None else one.acknowledged_at
+    return [state, f"{one.failures:,}", age_text(since), printable(one.url), printable(one.reason or NOTHING)]
+
+
+def _show_problems(left: FlushProgress) -> None:
     """What does not get there, and why: a line each."""
-    rows = [("state", "failures", "since", "object", "reason")]
-    for one in left["problems"]:
-        state = one["state"] if one["state"] in ("conflict", "damaged") else "failing"
-        since = one["failing_since"] if one["failing_since"] is not None else one["acknowledged_at"]
-        name = printable(f"s3://{one['bucket']}/{one['key']}")
-        rows.append((state, f"{one['failures']:,}", age_text(since), name, printable(one["reason"] or "-")))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for state, failures, since, name, reason in rows:
-        line = f"{state:{widths[0]}}  {failures:>{widths[1]}}  {since:>{widths[2]}}  {name:{widths[3]}}  {reason}"
-        typer.echo(line, err=True)
-    problems = left["conflicts"] + left["damaged"] + left["failing"]
-    more = f"and {problems - len(left['problems']):,} more: " if problems > len(left["problems"]) else ""
-    typer.echo(f"{more}forebay writeback list --problems {printable(left['prefix'])}", err=True)
+    print_table(_PROBLEMS, (Row(_problem(one)) for one in left.problems), stderr=True)
+    problems = left.conflicts + left.damaged + left.failing
+    more = f"and {problems - len(left.problems):,} more: " if problems > len(left.problems) else ""
+    typer.echo(f"{more}forebay writeback list --problems {printable(left.prefix)}", err=True)
 
 
-def _amount(pending: dict[str, Any]) -> str:
+def _amount(pending: FlushProgress) -> str:
     """`3 objects, 1.0 MiB, are`"""
-    objects = pending["objects"]
-    return f"{counted(objects, 'object')}, {size_text(pending['bytes'])}, {are(objects)}"
+    objects = pending.objects
+    return f"{counted(objects, 'object')}, {size_text(pending.bytes)}, {are(objects)}"

@@ -3,62 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Column, Table
+from rich.progress import Progress, TaskID
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
+from gateway.cli.common import (
+    CACHE,
+    AdminUrlOption,
+    ConfigOption,
+    JsonOption,
+    admin_client,
+    fail,
+    in_help,
+    print_json,
+    printable,
+)
+from gateway.cli.progress import bytes_progress, listing_progress
+from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.words import size_text
 
 if TYPE_CHECKING:
-    from gateway.cli.admin_port import AdminPort
+    from gateway.admin_client import AdminClient, Job
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
 
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    DownloadColumn(binary_units=True),
-    TransferSpeedColumn(),
-    TimeRemainingColumn(),
-)
-_COLUMNS_OF_A_LISTING = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-"""How many there are is known at the end, and no bytes are moved."""
-
-PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
+PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
 PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
 ManifestOption = Annotated[
     Path | None,
-    typer.Option("--manifest", help="File with one s3://bucket/key a line, in the order in which they are wanted."),
+    typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Show the progress until it is done; exit code 1 if not all.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
     """Give the application these commands."""
-    app.command()(warm)
-    app.command()(evict)
-    app.command()(pin)
-    app.command()(unpin)
-    app.command()(jobs)
+    for command, summary, *lines in _COMMANDS:
+        app.command(**in_help(CACHE, summary, *lines))(command)
 
 
 def warm(
@@ -69,8 +58,8 @@ def warm(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway fetch what is not in its cache yet."""
-    _run("warm", prefix, manifest, wait, admin_port(admin_url, config), json)
+    """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
+    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json)
 
 
 def evict(
@@ -81,8 +70,8 @@ def evict(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway drop what is in its cache. Nothing is deleted at the origin."""
-    _run("evict", prefix, manifest, wait, admin_port(admin_url, config), json)
+    """Drop objects from the cache, as a job of the running gateway. The bucket keeps them."""
+    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json)
 
 
 def pin(
@@ -92,8 +81,8 @@ def pin(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
-    _run("pin", prefix, None, wait, admin_port(admin_url, config), json)
+    """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
+    _run("pin", prefix, None, wait, admin_client(admin_url, config), json)
 
 
 def unpin(
@@ -102,13 +91,12 @@ def unpin(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway evict again what lies under a pinned prefix, when room is needed."""
-    port = admin_port(admin_url, config)
-    document = port.post("/api/v1/unpin", orjson.dumps({"prefix": prefix}), "application/json")
+    """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
+    answer = admin_client(admin_url, config).unpin(prefix)
     if json:
-        print_json(document)
+        print_json(answer.document())
     else:
-        typer.echo(f"{document['prefix']} is not pinned any more")
+        typer.echo(f"{printable(answer.prefix)} is not pinned any more")
 
 
 def jobs(
@@ -118,37 +106,46 @@ def jobs(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the jobs of a running gateway, or one, or end it."""
-    port = admin_port(admin_url, config)
+    """Show the jobs of the running gateway, or one of them; or end one."""
     if cancel and job_id is None:
         raise typer.BadParameter("--cancel needs a job")
-    if job_id is None:
-        found = port.get("/api/v1/jobs")["jobs"]
-    else:
-        path = f"/api/v1/jobs/{job_id}"
-        found = [port.delete(path) if cancel else port.get(path)]
+    client = admin_client(admin_url, config)
+    found = client.jobs() if job_id is None else [client.cancel_job(job_id) if cancel else client.job(job_id)]
     if json:
-        print_json({"jobs": found} if job_id is None else found[0])
-    else:
+        documents = [job.document() for job in found]
+        print_json({"jobs": documents} if job_id is None else documents[0])
+    elif found:
         _show(found)
-
-
-def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, port: AdminPort, json: bool) -> None:
-    if (prefix is None) == (manifest is None):
-        raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
-    if manifest is not None:
-        job = port.post(f"/api/v1/{kind}", pieces_of(manifest), MANIFEST_TYPE)
     else:
-        job = port.post(f"/api/v1/{kind}", orjson.dumps({"prefix": prefix}), "application/json")
+        typer.echo("there are no jobs")
+
+
+_PREFIX = "s3://train/imagenet/"
+_COMMANDS: tuple[tuple[Callable[..., None], str, *tuple[str, ...]], ...] = (
+    (warm, "Fetch objects into the cache.", f"forebay warm {_PREFIX} --wait", "forebay warm --manifest keys.txt"),
+    (evict, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
+    (pin, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
+    (unpin, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),
+    (jobs, "Show such work, or cancel it.", "forebay jobs", "forebay jobs 1b9d6bcd0a3e --cancel"),
+)
+
+
+def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool) -> None:
+    if manifest is not None and prefix is None:
+        job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)
+    elif manifest is None and prefix is not None:
+        job = client.start_job(kind, prefix)
+    else:
+        raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
     if wait:
-        job = follow(port, job, quiet=json)
+        job = follow(client, job, quiet=json)
     if json:
-        print_json(job)
+        print_json(job.document())
     elif wait:
         _show([job])
     else:
-        typer.echo(f"job {job['id']} is running: forebay jobs {job['id']}")
-    if wait and job["state"] != "done":
+        typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
+    if wait and job.state != "done":
         raise typer.Exit(1)
 
 
@@ -162,48 +159,74 @@ def pieces_of(path: Path) -> Iterator[bytes]:
         fail(f"{path} cannot be read: {error.strerror}")
 
 
-def follow(port: AdminPort, job: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Look at a job until it has ended, with a bar on a terminal."""
-    console = Console(stderr=True)
-    columns = _COLUMNS_OF_A_LISTING if job["kind"] == "snapshot" else _COLUMNS
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task(job["kind"], total=None)
-        while True:
-            _advance(progress, task, job)
-            if job["state"] != "running":
-                return job
-            time.sleep(_LOOK_SECONDS)
-            job = port.get(f"/api/v1/jobs/{job['id']}")
+def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
+    """Look at a job until it has ended, with a bar on a terminal. Ctrl-C ends the looking, and not the job."""
+    bar = listing_progress(quiet=quiet) if job.kind == "snapshot" else bytes_progress(quiet=quiet)
+    try:
+        with bar as progress:
+            task = progress.add_task(job.kind, total=None)
+            while True:
+                _advance(progress, task, job)
+                if job.state != "running":
+                    return job
+                time.sleep(_LOOK_SECONDS)
+                job = client.job(job.id)
+    except KeyboardInterrupt:
+        typer.echo(f"job {job.id} goes on: forebay jobs {job.id}; --cancel ends it", err=True)
+        raise
 
 
-def _advance(progress: Progress, task: TaskID, job: dict[str, Any]) -> None:
-    of = job["objects_found"] if job["found_all"] else f"{job['objects_found']}+"
+def _advance(progress: Progress, task: TaskID, job: Job) -> None:
+    of = job.objects_found if job.found_all else f"{job.objects_found}+"
     progress.update(
         task,
-        description=f"{job['kind']} {job['objects_done']}/{of} objects",
-        completed=job["bytes_done"],
-        total=job["bytes_found"] if job["found_all"] and job["bytes_found"] else None,
+        description=f"{job.kind} {job.objects_done}/{of} objects",
+        completed=job.bytes_done,
+        total=job.bytes_found if job.found_all and job.bytes_found else None,
     )
 
 
-def _show(found: list[dict[str, Any]]) -> None:
-    console = Console()
-    columns = ("what", "state", "objects", "bytes", "rate", "left", "from the origin", "failed")
-    table = Table(Column("job", no_wrap=True, min_width=12), *columns)
+_TABLE = (
+    Column("job"),
+    Column("what", shortened=True),
+    Column("state"),
+    Column("objects", right=True),
+    Column("bytes", right=True, rank=2),
+    Column("rate", right=True, rank=3),
+    Column("left", right=True, rank=1),
+    Column("from the origin", right=True, rank=5),
+    Column("failed", right=True, rank=4),
+)
+
+
+def _show(found: list[Job]) -> None:
+    print_table(_TABLE, (Row(_cells(job), _STYLES.get(job.state, "")) for job in found))
     for job in found:
-        more = "" if job["found_all"] else "+"
-        table.add_row(
-            job["id"],
-            " ".join(filter(None, (job["kind"], job["name"], job["prefix"] or "manifest"))),
-            job["state"] + (" (cache is full)" if job["full"] else ""),
-            f"{job['objects_done']} of {job['objects_found']}{more}",
-            f"{size_text(job['bytes_done'])} of {size_text(job['bytes_found'])}{more}" if job["bytes_found"] else "-",
-            "-" if job["bytes_per_second"] is None else f"{size_text(job['bytes_per_second'])}/s",
-            "-" if job["seconds_left"] is None else str(timedelta(seconds=round(job["seconds_left"]))),
-            size_text(job["bytes_fetched"]),
-            str(job["objects_failed"]),
-        )
-    console.print(table)
-    for job in found:
-        for error in job["errors"]:
-            console.print(f"{job['id']}: {error}", soft_wrap=True, highlight=False, markup=False)
+        for error in job.errors:
+            typer.echo(f"{job.id}: {printable(error)}")
+
+
+_STYLES = {"failed": "red", "running": "bold"}
+
+
+def _cells(job: Job) -> list[str]:
+    more = "" if job.found_all else "+"
+    return [
+        job.id,
+        printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest")))),
+        job.state + (" (cache is full)" if job.full else ""),
+        f"{job.objects_done} of {job.objects_found}{more}",
+        _bytes(job),
+        NOTHING if job.bytes_per_second is None else f"{size_text(job.bytes_per_second)}/s",
+        NOTHING if job.seconds_left is None else str(timedelta(seconds=round(job.seconds_left))),
+        size_text(job.bytes_fetched) if job.bytes_fetched else NOTHING,
+        str(job.objects_failed) if job.objects_failed else NOTHING,
+    ]
+
+
+def _bytes(job: Job) -> str:
+    if not job.bytes_found:
+        return NOTHING
+    if job.found_all and job.bytes_done == job.bytes_found:
+        return size_text(job.bytes_done)
+    return f"{size_text(job.bytes_done)} of {size_text(job.bytes_found)}{'' if job.found_all else '+'}"

@@ -8,59 +8,73 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
+from gateway.cli.common import (
+    AdminUrlOption,
+    ConfigOption,
+    JsonOption,
+    admin_client,
+    explained,
+    fail,
+    print_json,
+    printable,
+)
 from gateway.cli.jobs import follow, pieces_of
+from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.control.media_types import LINES_TYPE
 from gateway.control.words import counted, size_text
+
+if TYPE_CHECKING:
+    from gateway.admin_client import Snapshot
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The snapshot.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Though it freezes a slot: its requests fail from then on.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Delete it even though it freezes a slot, whose requests fail then.")
+]
 
-_PATH = "/api/v1/snapshots"
 
-
-@app.command()
+@app.command(**explained("forebay snapshot create imagenet-2026-11 s3://train/imagenet/"))
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="How it is to be called.")],
-    prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What it is of.")],
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for its end: forebay jobs shows it.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
+    prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that it holds.")],
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Do not wait until it is made: forebay jobs shows it.")
+    ] = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running gateway list a prefix in the bucket, and keep what is there now under a name."""
-    port = admin_port(admin_url, config)
-    job = port.post(_PATH, orjson.dumps({"name": name, "prefix": prefix}), "application/json")
+    """List a prefix in the bucket, and keep under a name what is there now."""
+    client = admin_client(admin_url, config)
+    job = client.create_snapshot(name, prefix)
     if no_wait:
-        print_json(job) if json else typer.echo(f"job {job['id']} is running: forebay jobs {job['id']}")
+        print_json(job.document()) if json else typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
         return
-    job = follow(port, job, quiet=json)
-    if job["state"] != "done":
-        fail(f"the snapshot was not made: {'; '.join(job['errors']) or job['state']}")
-    _tell(port.get(_path(name)), "made", json)
+    job = follow(client, job, quiet=json)
+    if job.state != "done":
+        fail(printable(f"the snapshot was not made: {'; '.join(job.errors) or job.state}"))
+    _tell(client.snapshot(name), "made", json)
 
 
-@app.command("list")
+@app.command("list", **explained("forebay snapshot list"))
 def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Show the snapshots of a running gateway."""
-    document = admin_port(admin_url, config).get(_PATH)
+    """Show the snapshots."""
+    answer = admin_client(admin_url, config).snapshots()
     if json:
-        print_json(document)
+        print_json(answer.document())
+    elif answer.snapshots:
+        _show(answer.snapshots)
     else:
-        _show(document["snapshots"])
+        typer.echo("there are no snapshots")
 
 
-@app.command()
+@app.command(**explained("forebay snapshot diff imagenet-2026-11"))
 def diff(
     name: NameArgument,
     other: Annotated[
@@ -71,25 +85,24 @@ def diff(
     json: JsonOption = False,
 ) -> None:
     """Show what was added, removed and changed since, in another snapshot or in the bucket now."""
-    port = admin_port(admin_url, config)
     counts: dict[str, Any] | None = None
-    for line in port.lines(f"{_path(name)}/diff", {"with": other} if other is not None else {}):
+    for line in admin_client(admin_url, config).snapshot_differences(name, other):
         document = orjson.loads(line)
         if "error" in document:
-            fail(document["error"])
+            fail(printable(document["error"]))
         if "change" not in document:
             counts = document
         if json:
             sys.stdout.buffer.write(line + b"\n")
         elif "change" in document:
-            typer.echo(f"{document['change']:8} {document['key']}")
+            typer.echo(f"{document['change']:8} {printable(document['key'])}")
     if counts is None:
         fail("the answer broke off: what is shown is not all")
     if not json:
         typer.echo(", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
-@app.command()
+@app.command(**explained("forebay snapshot delete imagenet-2026-11"))
 def delete(
     name: NameArgument,
     force: ForceOption = False,
@@ -97,45 +110,48 @@ def delete(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a snapshot. Nothing is deleted in the bucket, and nothing that is cached."""
-    query = "?force=true" if force else ""
-    document = admin_port(admin_url, config).delete(_path(name) + query)
-    print_json(document) if json else typer.echo(f"snapshot {document['name']} is deleted")
+    """Delete a snapshot. The bucket and the cache keep their objects."""
+    answer = admin_client(admin_url, config).delete_snapshot(name, force=force)
+    print_json(answer.document()) if json else typer.echo(f"snapshot {answer.name} is deleted")
 
 
-@app.command()
+@app.command(**explained("forebay snapshot export imagenet-2026-11 imagenet.jsonl"))
 def export(
     name: NameArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Otherwise standard output.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Where to write it; otherwise standard output.")
+    ] = None,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Write a snapshot as JSON lines, which `import` makes a snapshot of again, here or elsewhere."""
-    port = admin_port(admin_url, config)
+    """Write a snapshot as JSON lines, which `import` makes a snapshot of again, here or elsewhere.
+
+    With --json and a file it says as JSON what it wrote; without a file the lines are all that is printed.
+    """
+    objects = 0
     with _output(file) as output:
         left: int | None = None
-        for line in port.lines(f"{_path(name)}/objects", {}):
+        for line in admin_client(admin_url, config).snapshot_lines(name):
+            objects += left is not None
             left = orjson.loads(line)["objects"] if left is None else left - 1
             output.write(line + b"\n")
         if left != 0:
             fail("the answer broke off: not all objects have come")
+    if file is not None and json:
+        print_json({"name": name, "file": str(file), "objects": objects})
 
 
-@app.command("import")
+@app.command("import", **explained("forebay snapshot import imagenet-2026-11 imagenet.jsonl"))
 def import_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="How it is to be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, in any order; `-` for standard input.")],
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a snapshot of JSON lines, as `export` writes them."""
-    port = admin_port(admin_url, config)
-    _tell(port.put(_path(name), pieces_of(file), LINES_TYPE), "imported", json)
-
-
-def _path(name: str) -> str:
-    return f"{_PATH}/{quote(name, safe='')}"
+    _tell(admin_client(admin_url, config).import_snapshot(name, pieces_of(file), LINES_TYPE), "imported", json)
 
 
 @contextmanager
@@ -156,30 +172,37 @@ def _output(file: Path | None) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-def _tell(snapshot: dict[str, Any], done: str, json: bool) -> None:
+def _tell(snapshot: Snapshot, done: str, json: bool) -> None:
     if json:
-        print_json(snapshot)
+        print_json(snapshot.document())
         return
     typer.echo(
-        f"snapshot {snapshot['name']} of {snapshot['prefix']} is {done}: {counted(snapshot['objects'], 'object')}, "
-        f"{size_text(snapshot['bytes'])}, digest {snapshot['digest'][:12]}"
+        f"snapshot {snapshot.name} of {printable(snapshot.prefix or NOTHING)} is {done}: "
+        f"{counted(snapshot.objects, 'object')}, {size_text(snapshot.bytes)}, digest {snapshot.digest[:12]}"
     )
 
 
-def _show(snapshots: list[dict[str, Any]]) -> None:
-    console = Console()
-    table = Table(Column("snapshot", no_wrap=True), "prefix", "objects", "bytes", "listed (UTC)", "freezes")
+_TABLE = (
+    Column("snapshot"),
+    Column("prefix", shortened=True),
+    Column("objects", right=True),
+    Column("bytes", right=True),
+    Column("listed (UTC)", rank=2),
+    Column("freezes", rank=1),
+)
+
+
+def _show(snapshots: list[Snapshot]) -> None:
+    print_table(_TABLE, (Row(_cells(one), "red" if one.problem is not None else "") for one in snapshots))
     for one in snapshots:
-        freezes = ", ".join(one["slots"]) or "-"
-        if "prefix" not in one:
-            table.add_row(one["name"], "-", "-", "-", "-", freezes)
-            continue
-        begun, ended = (datetime.fromtimestamp(one[when], UTC) for when in ("started_at", "ended_at"))
-        listed = f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
-        table.add_row(one["name"], one["prefix"], f"{one['objects']:,}", size_text(one["bytes"]), listed, freezes)
-    console.print(table)
-    for one in snapshots:
-        if one["problem"] is not None:
-            console.print(
-                f"{one['name']}: {one['problem']}", style="red", soft_wrap=True, highlight=False, markup=False
-            )
+        if one.problem is not None:
+            typer.echo(printable(f"{one.name}: {one.problem}"))
+
+
+def _cells(one: Snapshot) -> list[str]:
+    freezes = ", ".join(one.slots) or NOTHING
+    if one.prefix is None:
+        return [one.name, NOTHING, NOTHING, NOTHING, NOTHING, freezes]
+    begun, ended = (datetime.fromtimestamp(at, UTC) for at in (one.started_at, one.ended_at))
+    listed = f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
+    return [one.name, printable(one.prefix), f"{one.objects:,}", size_text(one.bytes), listed, freezes]

@@ -6,23 +6,32 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json, printable
+from gateway.cli.common import (
+    AdminUrlOption,
+    ConfigOption,
+    JsonOption,
+    admin_client,
+    explained,
+    fail,
+    print_json,
+    printable,
+)
 from gateway.cli.export import export
+from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.control.words import age_text, are, counted, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
-    from gateway.cli.admin_port import AdminPort
+    from gateway.admin_client import AdminClient, OpenUpload, PendingObject
 
-app = typer.Typer(name="writeback", help="See to what the origin does not have yet.", no_args_is_help=True)
+app = typer.Typer(
+    name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
+)
 
-_PATH = "/api/v1/writeback"
-_PAGE = 1000
 _LISTED_MAX = 1000
 """More is for machines, and takes the gateway seconds."""
 
@@ -68,7 +77,7 @@ LimitOption = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", **explained("forebay writeback list --problems"))
 def list_(
     prefix: PrefixArgument = "s3://",
     problems: ProblemsOption = False,
@@ -78,37 +87,71 @@ def list_(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a running gateway has acknowledged and the origin does not have yet: a line, or JSON line, each."""
+    """Show the writes that the gateway has acknowledged and the bucket does not have yet, a line each."""
     if problems and uploads:
         raise typer.BadParameter("give --problems or --uploads")
     _check(prefix)
-    port = admin_port(admin_url, config)
-    asked = {"prefix": prefix} | ({"problems": "true"} if problems else {})
-    what, noun, line = ("uploads", "open upload", _upload_line) if uploads else ("objects", "object", _object_line)
-    found = _pages(port, what, asked)
+    client = admin_client(admin_url, config)
+    if uploads:
+        _list_uploads(client, prefix, limit, json=json)
+    else:
+        _list_objects(client, prefix, limit, problems=problems, json=json)
+
+
+def _list_objects(client: AdminClient, prefix: str, limit: int, *, problems: bool, json: bool) -> None:
+    found = client.pending_objects(prefix, problems=problems)
     count = size_bytes = undecided = 0
-    for one in islice(found, limit or None):
-        if not json and not count:
-            typer.echo(_UPLOADS_HEAD if uploads else _OBJECTS_HEAD)
-        count, size_bytes = count + 1, size_bytes + one["bytes"]
-        undecided += one.get("state") in _TO_BE_DECIDED
-        if json:
-            sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
-        else:
-            typer.echo(line(one))
-    if not json:
-        typer.echo(f"{counted(count, noun)}, {size_text(size_bytes)}", err=True)
+
+    def counting() -> Iterator[PendingObject]:
+        nonlocal count, size_bytes, undecided
+        for one in islice(found, limit or None):
+            count, size_bytes = count + 1, size_bytes + one.bytes
+            undecided += one.state in _TO_BE_DECIDED
+            yield one
+
+    if json:
+        _print_lines(counting())
+    else:
+        print_table(_OBJECTS, (_object_row(one) for one in counting()))
+        typer.echo(f"{counted(count, 'object')}, {size_text(size_bytes)}", err=True)
         if undecided:
             typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
-    if next(found, None) is not None:
+    _tell_more(found)
+    if not json:
+        left = client.open_upload_count(prefix)
+        if left.open_uploads:
+            typer.echo(f"{no_objects_yet_text(left.model_dump())}: --uploads shows them", err=True)
+
+
+def _list_uploads(client: AdminClient, prefix: str, limit: int, *, json: bool) -> None:
+    found = client.open_uploads(prefix)
+    count = size_bytes = 0
+
+    def counting() -> Iterator[OpenUpload]:
+        nonlocal count, size_bytes
+        for one in islice(found, limit or None):
+            count, size_bytes = count + 1, size_bytes + one.bytes
+            yield one
+
+    if json:
+        _print_lines(counting())
+    else:
+        print_table(_UPLOADS, (_upload_row(one) for one in counting()))
+        typer.echo(f"{counted(count, 'open upload')}, {size_text(size_bytes)}", err=True)
+    _tell_more(found)
+
+
+def _print_lines(found: Iterator[PendingObject] | Iterator[OpenUpload]) -> None:
+    for one in found:
+        sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
+
+
+def _tell_more(rest: Iterator[object]) -> None:
+    if next(rest, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
-    if not json and not uploads:
-        left = port.get(f"/api/v1/flush?{urlencode({'prefix': prefix, 'through': '0'})}")
-        if left["open_uploads"]:
-            typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
 
 
-@app.command()
+@app.command(**explained("forebay writeback resolve s3://checkpoints/run/step-100/model.pt keep-ours"))
 def resolve(
     name: ObjectArgument,
     decision: DecisionArgument,
@@ -117,21 +160,19 @@ def resolve(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Decide what is to become of an object that does not get to the origin by itself.
+    """Decide about a write that does not get to the bucket by itself.
 
     keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. Of a
     manifest that waits for files it says that none is to be waited for.
     """
     _check(name)
-    port = admin_port(admin_url, config)
-    asked: dict[str, Any] = {"object": name, "decision": decision.value}
-    if decision is not Decision.KEEP_OURS and not yes:
-        asked["sequence"] = _confirmed(port, name)
-    answer = port.post(f"{_PATH}/resolve", orjson.dumps(asked), "application/json")
+    client = admin_client(admin_url, config)
+    sequence = _confirmed(client, name) if decision is not Decision.KEEP_OURS and not yes else None
+    answer = client.resolve(name, decision.value, sequence)
     if json:
-        print_json(answer)
+        print_json(answer.document())
     elif decision is Decision.KEEP_OURS:
-        found = answer["etag_at_origin"]
+        found = answer.etag_at_origin
         typer.echo(
             f"{printable(name)} is on its way to the origin, in place of {'nothing' if found is None else found}"
         )
@@ -139,7 +180,7 @@ def resolve(
         typer.echo(f"{printable(name)}: what this node had acknowledged is given up")
 
 
-@app.command()
+@app.command(**explained("forebay writeback abort s3://checkpoints/run/ --prefix"))
 def abort(
     name: OptionalObjectArgument = None,
     upload_id: UploadIdOption = None,
@@ -149,7 +190,7 @@ def abort(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Abort multipart uploads that their clients have not completed, here and at the origin: the buffer has their room.
+    """Abort multipart uploads that their clients have not completed. The buffer gets their room back.
 
     A client that goes on with one is answered NoSuchUpload. Exit code 1 when no such upload is open.
     """
@@ -157,19 +198,18 @@ def abort(
         raise typer.BadParameter("give s3://BUCKET/KEY or --upload-id")
     if name is not None:
         _check(name)
-    port = admin_port(admin_url, config)
+    client = admin_client(admin_url, config)
     if name is None:
         upload_ids = [upload_id or ""]
     else:
-        found = _open_uploads(port, name, upload_id, under=under)
+        found = _open_uploads(client, name, upload_id, under=under)
         if upload_id is None and not yes:
             _confirm_abort(found)
-        upload_ids = [one["upload_id"] for one in found]
+        upload_ids = [one.upload_id for one in found]
     ended: dict[str, list[str]] = {"aborted": [], "not_open": []}
     for first in range(0, len(upload_ids), _ABORTED_AT_ONCE):
-        asked = orjson.dumps({"upload_ids": upload_ids[first : first + _ABORTED_AT_ONCE]})
-        answer = port.post(f"{_PATH}/abort", asked, "application/json")
-        ended = {what: ended[what] + answer[what] for what in ended}
+        answer = client.abort_uploads(upload_ids[first : first + _ABORTED_AT_ONCE])
+        ended = {"aborted": ended["aborted"] + answer.aborted, "not_open": ended["not_open"] + answer.not_open}
     if json:
         print_json(ended)
     elif ended["aborted"]:
@@ -178,29 +218,26 @@ def abort(
         fail(f"no such upload is open: {printable(name or upload_id or '')}")
 
 
-app.command()(export)
+app.command(**explained("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
 
 
-def _open_uploads(port: AdminPort, name: str, upload_id: str | None, *, under: bool) -> list[dict[str, Any]]:
+def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[OpenUpload]:
     """The open uploads that are meant, those of one key or of all under a prefix."""
     return [
-        one
-        for one in _pages(port, "uploads", {"prefix": name})
-        if (under or _name(one) == name) and upload_id in (None, one["upload_id"])
+        one for one in client.open_uploads(name) if (under or one.url == name) and upload_id in (None, one.upload_id)
     ]
 
 
-def _confirm_abort(uploads: list[dict[str, Any]]) -> None:
+def _confirm_abort(uploads: list[OpenUpload]) -> None:
     """Have somebody at a terminal agree, who sees them."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
     if not uploads:
         return
-    for one in uploads[:_SHOWN_MAX]:
-        typer.echo(_upload_line(one))
+    print_table(_UPLOADS, (_upload_row(one) for one in uploads[:_SHOWN_MAX]))
     if len(uploads) > _SHOWN_MAX:
         typer.echo(f"and {len(uploads) - _SHOWN_MAX:,} more")
-    size_bytes = sum(one["bytes"] for one in uploads)
+    size_bytes = sum(one.bytes for one in uploads)
     _agree(f'{counted(len(uploads), "open upload")}, {size_text(size_bytes)}. Type "{_WORDS}" to give up their parts')
 
 
@@ -209,30 +246,16 @@ def _check(name: str) -> None:
         raise typer.BadParameter(f"{printable(name)} does not begin with s3://")
 
 
-def _pages(port: AdminPort, what: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Every object or upload, read page by page."""
-    after = None
-    while True:
-        query = asked | {"limit": str(_PAGE)} | ({"after": after} if after is not None else {})
-        page = port.get(f"{_PATH}/{what}?{urlencode(query)}")
-        yield from page[what]
-        after = page["next"]
-        if after is None:
-            return
-
-
-def _confirmed(port: AdminPort, name: str) -> int:
+def _confirmed(client: AdminClient, name: str) -> int | None:
     """The number of the object that somebody at a terminal agrees to give up."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
-    one = next((one for one in _pages(port, "objects", {"prefix": name}) if _name(one) == name), None)
+    one = next((one for one in client.pending_objects(name) if one.url == name), None)
     if one is None:
         fail(f"nothing is pending under {printable(name)}")
-    typer.echo(_object_line(one))
-    question = f'Only this node has these bytes. Type "{_WORDS}" to give them up'
-    _agree(question)
-    sequence: int = one["sequence"]
-    return sequence
+    print_table(_OBJECTS, [_object_row(one)])
+    _agree(f'Only this node has these bytes. Type "{_WORDS}" to give them up')
+    return one.sequence
 
 
 def _agree(question: str) -> None:
@@ -240,22 +263,38 @@ def _agree(question: str) -> None:
         raise typer.Abort
 
 
-def _name(one: dict[str, Any]) -> str:
-    return f"s3://{one['bucket']}/{one['key']}"
+_OBJECTS = (
+    Column("state"),
+    Column("age", right=True, rank=1),
+    Column("size", right=True),
+    Column("sent", right=True, rank=2),
+    Column("failures", right=True, rank=3),
+    Column("object", shortened=True),
+    Column("reason", shortened=True),
+)
+_UPLOADS = (
+    Column("age", right=True),
+    Column("last part", right=True, rank=2),
+    Column("parts", right=True, rank=1),
+    Column("size", right=True),
+    Column("object", shortened=True),
+    Column("upload id", shortened=True, rank=3),
+)
 
 
-_OBJECTS_HEAD = f"{'state':8} {'age':>10} {'size':>10} {'sent':>10} {'failures':>8}  object"
-_UPLOADS_HEAD = f"{'age':>10} {'last part':>10} {'parts':>7} {'size':>10}  object and upload id"
+def _object_row(one: PendingObject) -> Row:
+    cells = [
+        one.state,
+        age_text(one.acknowledged_at),
+        "deletion" if one.deleted else size_text(one.bytes),
+        size_text(one.bytes_sent) if one.bytes_sent else NOTHING,
+        f"{one.failures:,}" if one.failures else NOTHING,
+        printable(one.url),
+        printable(one.reason) if one.reason else NOTHING,
+    ]
+    return Row(cells, "red" if one.state in _TO_BE_DECIDED else "")
 
 
-def _object_line(one: dict[str, Any]) -> str:
-    """`conflict    0:12:05    1.0 MiB        0 B        2  s3://bucket/key  AccessDenied`"""
-    size = "deletion" if one["deleted"] else size_text(one["bytes"])
-    figures = f"{age_text(one['acknowledged_at']):>10} {size:>10} {size_text(one['bytes_sent']):>10}"
-    reason = f"  {one['reason']}" if one["reason"] else ""
-    return f"{one['state']:8} {figures} {one['failures']:>8,}  {printable(_name(one) + reason)}"
-
-
-def _upload_line(one: dict[str, Any]) -> str:
-    ages = f"{age_text(one['initiated_at']):>10} {age_text(one['touched_at']):>10}"
-    return f"{ages} {one['parts']:>7,} {size_text(one['bytes']):>10}  {printable(_name(one))} {one['upload_id']}"
+def _upload_row(one: OpenUpload) -> Row:
+    ages = [age_text(one.initiated_at), age_text(one.touched_at)]
+    return Row([*ages, f"{one.parts:,}", size_text(one.bytes), printable(one.url), one.upload_id])

@@ -8,9 +8,12 @@ from typing import Any
 
 import orjson
 
-from gateway.config.problems import Hidden, SettingsError, shown, table_of, toml_names
+from gateway.config.problems import Hidden, SettingsError, dotted, shown, table_of, toml_names
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
+
+Sources = dict[str, str]
+"""Dotted key -> the variable, or the option of a command, that its value came from."""
 
 PREFIX = "FOREBAY_"
 CONFIG_VARIABLE = "FOREBAY_CONFIG"
@@ -21,12 +24,28 @@ _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UD
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
-def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> list[str]:
-    """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing.
+class CommandEnvironment(dict[str, str]):
+    """Environment variables with a command's options laid over them, so that options win over variables and the file
+    wherever these settings are read, also when they are read again.
+
+    `options` are variable -> (option, value); values of None are options that were not given.
+    """
+
+    def __init__(self, environment: Mapping[str, str], options: Mapping[str, tuple[str, str | None]]) -> None:
+        given = {variable: (option, value) for variable, (option, value) in options.items() if value is not None}
+        super().__init__(dict(environment) | {variable: value for variable, (_, value) in given.items()})
+        self.options = {variable: option for variable, (option, _) in given.items()}
+
+
+def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> tuple[list[str], Sources]:
+    """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing, and where the
+    values of the others went.
 
     Raises SettingsError for variables that are meant as settings and cannot be.
     """
     warnings: list[str] = []
+    sources: Sources = {}
+    options = environment.options if isinstance(environment, CommandEnvironment) else {}
     problems: list[ConfigError] = []
     for variable in sorted(environment):
         name = variable.removeprefix(PREFIX)
@@ -34,27 +53,31 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
             continue
         try:
             if "__" in name or name in _LISTS:
-                _assign(document, variable, name.lower().split("__"), environment[variable])
+                path = name.lower().split("__")
+                _assign(document, variable, path, environment[variable])
+                sources[dotted([int(part) if part.isdecimal() else part for part in path])] = options.get(
+                    variable, variable
+                )
             elif not _is_service_link(name, environment[variable]):
-                warnings.append(_about_unknown(variable, name))
+                warnings.append(_about_unknown(variable, name, environment[variable]))
         except ConfigError as problem:
             problems.append(problem)
     if problems:
         raise SettingsError(problems)
-    return warnings
+    return warnings, sources
 
 
 def _is_service_link(name: str, value: str) -> bool:
     return bool(_SERVICE_LINK.search(f"_{name}") or _SERVICE_ADDRESS.match(value))
 
 
-def _about_unknown(variable: str, name: str) -> str:
+def _about_unknown(variable: str, name: str, text: str) -> str:
     for table, field in Settings.model_fields.items():
         model = table_of(field.annotation)
         for key in toml_names(model) if model else ():
             if name == f"{table}_{key}".upper():
                 spelling = f"{PREFIX}{table}__{key}".upper()
-                raise ConfigError(variable, Hidden(), f"two underscores between table and key: {spelling}")
+                raise ConfigError(variable, shown(key, text), f"two underscores between table and key: {spelling}")
     return f"{variable} is not a setting and is ignored (settings are spelt like FOREBAY_SERVER__PORT)"
 
 
@@ -74,7 +97,8 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
 
 def _place_in(entries: list[Any], variable: str, part: str, text: str, *, last: bool) -> Any:
     if not part.isdecimal() or int(part) > len(entries):
-        raise ConfigError(variable, Hidden(), f"a place in the list: 0 to {len(entries)}")
+        allowed = f"a number in the list: 0 to {len(entries)}, as there are {len(entries)} entries so far"
+        raise ConfigError(variable, Hidden(), allowed)
     if last:
         raise ConfigError(variable, Hidden(), "a key within the entry, such as FOREBAY_SLOTS__0__NAME")
     if int(part) == len(entries):

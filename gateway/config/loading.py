@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
@@ -46,7 +46,20 @@ def load_settings(
     Raises SettingsError with all problems found.
     """
     document = read_document(path) if path is not None else {}
-    warnings = merge_environment(document, environment)
+    warnings, sources = merge_environment(document, environment)
+    try:
+        loaded = _loaded(document, environment, more_slots, running)
+    except SettingsError as error:
+        raise error.with_sources(sources) from None
+    return replace(loaded, warnings=(*warnings, *loaded.warnings))
+
+
+def _loaded(
+    document: dict[str, object],
+    environment: Mapping[str, str],
+    more_slots: Sequence[Mapping[str, object]],
+    running: Settings | None,
+) -> LoadedSettings:
     if more_slots:
         slots = document.get("slots", [])
         document["slots"] = [*(slots if isinstance(slots, list) else [slots]), *map(dict, more_slots)]
@@ -55,7 +68,6 @@ def load_settings(
     if problems:
         raise SettingsError(problems)
     told = (
-        *warnings,
         *not_in_force(settings),
         *not_protected(settings),
         *not_fitting(settings),

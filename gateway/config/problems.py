@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.fields import NoPattern, RetiredValue
 from gateway.config.settings import Settings
-from gateway.config.units import TooLarge
+from gateway.config.units import TooLarge, UnknownUnit
 from gateway.errors import ConfigError, ForebayError
 
 _SECRET_NAMES = re.compile(r"secret|token|password|proxy|credential|url", re.IGNORECASE)
@@ -25,6 +25,17 @@ class SettingsError(ForebayError):
     def __init__(self, problems: Sequence[ConfigError]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+    def with_sources(self, sources: Mapping[str, str]) -> SettingsError:
+        """The same, each problem with what `sources` name for its key or for the table around it."""
+        return SettingsError([_with_source(problem, sources) for problem in self.problems])
+
+
+def _with_source(problem: ConfigError, sources: Mapping[str, str]) -> ConfigError:
+    above = [key for key in sources if problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))]
+    if problem.source is not None or not above:
+        return problem
+    return ConfigError(problem.key, problem.value, problem.allowed, sources[max(above, key=len)])
 
 
 class Hidden:
@@ -59,6 +70,8 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     cause = detail.get("ctx", {}).get("error")
     says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
     allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
+    if isinstance(cause, UnknownUnit):
+        allowed = f"{allowed}; {cause.why}"
     if detail["type"] == "missing":
         return ConfigError(key, None, f"missing; {allowed}")
     return ConfigError(key, shown(key, detail["input"]), allowed)

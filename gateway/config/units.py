@@ -33,6 +33,15 @@ class TooLarge(ValueError):
     """A quantity beyond what can be held; the message says what is allowed."""
 
 
+class UnknownUnit(ValueError):
+    """A quantity in a unit that is not known, or without one that it needs: `why` says which; the message says the
+    form as well."""
+
+    def __init__(self, form: str, why: str) -> None:
+        super().__init__(f"{form}; {why}")
+        self.why = why
+
+
 _QUANTITY = re.compile(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -46,6 +55,8 @@ def parse_bandwidth_bytes_per_second(value: object) -> int:
     if isinstance(value, str):
         text = value.strip()
         if not text.endswith("/s") and not text.isdecimal():
+            if _QUANTITY.fullmatch(text):
+                raise UnknownUnit(BANDWIDTH_FORM, f'"/s" is missing behind {value!r}')
             raise ValueError(BANDWIDTH_FORM)
         value = text.removesuffix("/s")
     return _whole(_quantity(value, {**SIZE_UNITS, "": 1}, BANDWIDTH_FORM), BANDWIDTH_FORM, "1024PiB/s")
@@ -73,8 +84,12 @@ def _quantity(value: object, units: dict[str, int] | dict[str, float], form: str
             raise ValueError(form)
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
+    if match is None:
         raise ValueError(form)
+    if match[2] not in units:
+        close = next((unit for unit in units if unit.lower() == match[2].lower()), None)
+        hint = f"did you mean {close}?" if close else f"known are {', '.join(filter(None, units))}"
+        raise UnknownUnit(form, f"the unit {match[2]!r} is not known, {hint}")
     number = match[1]
     # Whole numbers stay integers: a float would round sizes above 2**53.
     return (float(number) if "." in number else int(number)) * units[match[2]]

@@ -31,6 +31,7 @@ from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
 from gateway.serve.full_disk import refusal_when_full
+from gateway.serve.process_title import set_process_title
 from gateway.serve.report_pipe import ReportPipe
 
 _log = structlog.get_logger("forebay.serve")
@@ -39,6 +40,7 @@ _log = structlog.get_logger("forebay.serve")
 def main(arguments: Sequence[str], work: Work | None = None) -> None:
     """Run as the child that `arguments` name; `work` replaces what its name stands for."""
     name, report = arguments[0], ReportPipe(int(arguments[1]))
+    set_process_title(name)
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
     lines = parent_death_pipe.lines()
     config = ChildConfig.from_line(next(lines))

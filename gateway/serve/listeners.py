@@ -13,6 +13,13 @@ _PORT_ATTEMPTS = 5
 _Address = tuple[socket.AddressFamily, str]
 
 
+_ADVICE = {
+    errno.EADDRINUSE: "; another process has it: stop that, or set another {key}.port",
+    errno.EACCES: "; ports below 1024 are root's: set {key}.port to another",
+    errno.EADDRNOTAVAIL: "; {key}.host must be an address of this machine",
+}
+
+
 def open_listeners(key: str, host: str, port: int) -> list[socket.socket]:
     """One socket per address of `host`, all on the same port; port 0 picks a free one.
 
@@ -25,7 +32,8 @@ def open_listeners(key: str, host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             last_try = port or attempt == _PORT_ATTEMPTS - 1
             if last_try or error.errno != errno.EADDRINUSE:
-                raise StartupError(f"{key}: cannot listen on {host}:{port}: {error.strerror}") from error
+                advice = _ADVICE.get(error.errno or 0, "").format(key=key)
+                raise StartupError(f"{key}: cannot listen on {host}:{port}: {error.strerror}{advice}") from error
     raise AssertionError("unreachable")
 
 

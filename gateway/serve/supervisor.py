@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from socket import socket
 
+import orjson
 import structlog
 
 from gateway import __version__, metric_kinds
@@ -80,15 +81,18 @@ def serve(
     child_module: str = CHILD_MODULE,
     tell: Callable[[], None] = lambda: None,
     reloader: Reloader | None = None,
+    *,
+    as_json: bool = False,
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start.
 
-    `tell` is called when all is ready. `reloader` says where settings are read anew while it runs.
+    `tell` is called when all is ready. `reloader` says where settings are read anew while it runs. With `as_json` the
+    readiness line is a JSON document.
     """
     with ExitStack() as undo:
         resources = _prepare(settings, undo)
         reloader = reloader or Reloader(None, os.environ)
-        return asyncio.run(_Supervisor(resources, child_module, tell, reloader).run())
+        return asyncio.run(_Supervisor(resources, child_module, tell, reloader, as_json=as_json).run())
 
 
 def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
@@ -187,12 +191,19 @@ def _open_audit(settings: Settings) -> AuditLog | None:
 
 class _Supervisor:
     def __init__(
-        self, resources: ServerResources, child_module: str, tell: Callable[[], None], reloader: Reloader
+        self,
+        resources: ServerResources,
+        child_module: str,
+        tell: Callable[[], None],
+        reloader: Reloader,
+        *,
+        as_json: bool,
     ) -> None:
         self._resources = resources
         self._config = resources.config
         self._tell = tell
         self._reloader = reloader
+        self._as_json = as_json
         self._slots_max = slots_max(resources.config.settings)
         self._wanted: list[SlotChange | None] = []
         self._is_wanted = asyncio.Event()
@@ -386,7 +397,10 @@ class _Supervisor:
 
     def _announce(self) -> None:
         state = self._state()
-        sys.stdout.write(f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}\n")
+        line = f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}"
+        if self._as_json:
+            line = orjson.dumps({"s3_url": state.s3_url, "admin_url": state.admin_url}).decode()
+        sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
         self._tell()
         _log.info("ready", s3_url=state.s3_url, admin_url=state.admin_url, workers=len(self._workers))

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway import cli
-from gateway.cli import admin_port, flush
+from gateway import admin_client, cli
+from gateway.cli import flush
 from tests.support.admin_double import AdminDouble, admin_double
 
 
@@ -19,7 +19,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often: how long is not what is tested."""
     monkeypatch.setattr(flush, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(flush, "_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(admin_port, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(admin_client, "_AGAIN_SECONDS", 0.01)
 
 
 def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -129,7 +129,7 @@ def test_a_background_process_that_is_just_starting_is_waited_for(monkeypatch: p
         assert run(port).exit_code == 1
     with admin_double(closed) as port:
         assert run(port, "--wait", "--timeout", "100ms").exit_code == 1
-    monkeypatch.setattr(admin_port, "_STRANGE_SECONDS", 0.1)
+    monkeypatch.setattr(admin_client, "_STRANGE_SECONDS", 0.1)
     result = run(port, "--wait")  # its port is closed by now
     assert (result.exit_code, "no gateway answers" in result.stderr) == (1, True)
 

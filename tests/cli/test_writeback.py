@@ -78,7 +78,7 @@ def test_a_list_is_all_pages() -> None:
         result = run(port, "list", "s3://b/é")
         assert (result.exit_code, result.stderr) == (0, f"3 objects, 3.0 MiB\n{DECIDE}")
         lines = result.stdout.splitlines()
-        assert lines[0].split() == ["state", "age", "size", "sent", "failures", "object"]
+        assert lines[0].split() == ["state", "age", "size", "sent", "failures", "object", "reason"]
         assert lines[1].split() == [*("damaged", "-", "1.0", "MiB", "512.0", "KiB", "2", "s3://b/k\\u000a", "bad")]
         assert "deletion" in lines[3]
         assert [path for _, path, _ in port.asked] == [
@@ -251,6 +251,6 @@ def test_uploads_are_shown_before_they_are_aborted(typed: bytes, code: int) -> N
     with admin_double(UPLOADS, ABORTED) as port:
         code_found, output = at_terminal(port, typed, "abort", "s3://b/u", "--prefix")
         assert code_found == code, output
-        assert b"s3://b/u2 other" in output
+        assert b"s3://b/u2  other" in output
         posted = [document for method, _, document in port.asked if method == "POST"]
         assert posted == ([{"upload_ids": ["id", "other"]}] if code == 0 else [])

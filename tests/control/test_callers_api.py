@@ -12,6 +12,7 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from gateway import metric_kinds, metrics
+from gateway.admin_client import Callers
 from gateway.cli import app
 from gateway.cli import callers as shown
 from gateway.config.live import LiveSettings
@@ -76,11 +77,11 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
     schema = describe()["paths"]["/api/v1/callers"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert_described(document, schema)
 
-    class Port:
-        def get(self, _path: str) -> Any:
-            return document
+    class Client:
+        def callers(self) -> Callers:
+            return Callers.model_validate(document)
 
-    monkeypatch.setattr(shown, "admin_port", lambda *_: Port())
+    monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
     result = CliRunner().invoke(app, ["callers"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert all(text in result.output for text in ("4 at a time", "1.0 MiB/s", "2.5/s", "concurrency 1"))

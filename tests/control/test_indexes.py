@@ -9,6 +9,7 @@ import orjson
 import pytest
 from starlette.requests import Request
 
+from gateway.admin_client import Status
 from gateway.cli.status import show_status
 from gateway.control.indexes import IndexHolder
 from gateway.control.openapi import describe
@@ -101,7 +102,7 @@ def test_an_index_that_has_become_too_old_is_not_complete(
 )
 def test_status_says_how_an_index_stands(found: IndexStatus, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each."""
-    show_status(status_of(found))
+    show_status(Status.model_validate(status_of(found)))
     assert line in capsys.readouterr().out.splitlines()
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from gateway import metric_kinds, metrics
+from gateway.admin_client import OriginRequests, Slots
 from gateway.cli import app
 from gateway.cli import slots as shown
 from gateway.config.live import LiveSettings
@@ -150,19 +151,22 @@ def test_requests_that_the_origin_refuses_are_told_and_bind(counted: Path) -> No
     assert data["origin_requests"]["waited_seconds"] == before["origin_requests"]["waited_seconds"] + 0.5
     assert (data["origin_requests"]["in_vain"], other["origin_requests"]["slow_down"]) == (0, 4)
     metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, "data")
-    assert shown._throttled(of(answered(counted), "data")["origin_requests"]) == "8 for 0.12 s\n1 in vain"
-    assert shown._throttled(of(answered(counted), "default")["origin_requests"]) == "-"
+    assert throttled_text(counted, "data") == "8 for 0.12 s, 1 in vain"
+    assert throttled_text(counted, "default") == "-"
+
+
+def throttled_text(counted: Path, slot: str) -> str:
+    return shown._throttled(OriginRequests.model_validate(of(answered(counted), slot)["origin_requests"]))
 
 
 def test_it_is_shown_to_people(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = answered(counted, lambda: metrics.ORIGIN_BYTES.add(10**9, "read", "live", "data"))
 
-    class Port:
-        def get(self, path: str) -> dict[str, Any]:
-            assert path == "/api/v1/slots"
-            return document
+    class Client:
+        def slots(self) -> Slots:
+            return Slots.model_validate(document)
 
-    monkeypatch.setattr(shown, "admin_port", lambda *_: Port())
+    monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
     found = CliRunner().invoke(app, ["slots"], env={"COLUMNS": "200"})
     assert found.exit_code == 0, found.output
     assert "s3://bucket/data/" in found.output

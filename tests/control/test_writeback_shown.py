@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admin_client import Status
 from gateway.cli.status import show_status
 from gateway.control.page import render
 
@@ -72,17 +73,17 @@ def test_status_says_what_only_this_node_has(
     capsys: pytest.CaptureFixture[str], changed: dict[str, Any], line: str
 ) -> None:
     """And what is the matter with it."""
-    show_status(status_of([WELL | changed]))
+    show_status(Status.model_validate(status_of([WELL | changed])))
     assert line in capsys.readouterr().out
 
 
 def test_status_says_that_the_journal_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """And nothing of it while it is well."""
     status = status_of([WELL])
-    show_status(status)
+    show_status(Status.model_validate(status))
     assert "journal" not in capsys.readouterr().out
     status["cache"]["disk"]["journal_failing_processes"] = 2
-    show_status(status)
+    show_status(Status.model_validate(status))
     assert "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: 2" in (
         capsys.readouterr().out
     )
@@ -92,27 +93,27 @@ def test_status_says_why_the_journal_takes_nothing(capsys: pytest.CaptureFixture
     """The reasons of what failed are those of before, then."""
     status = status_of([WELL])
     status["writeback"]["journal_problem"] = "database or disk is full"
-    show_status(status)
+    show_status(Status.model_validate(status))
     text = "write-back journal: takes nothing now, so nothing is flushed: database or disk is full\n"
     assert text in capsys.readouterr().out
 
 
 def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """In the terms of who waits for it."""
-    show_status(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}]))
+    show_status(Status.model_validate(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}])))
     assert "the oldest for 1:00:0" in capsys.readouterr().out
 
 
 def test_status_says_how_long_an_upload_was_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Somebody may have forgotten it."""
     touched_at = time.time() - 7200
-    show_status(status_of([WELL | {"open_uploads": 1, "oldest_upload_touched_at": touched_at}]))
+    show_status(Status.model_validate(status_of([WELL | {"open_uploads": 1, "oldest_upload_touched_at": touched_at}])))
     assert "; 1 open upload, 0 B, one without a part for 2:00:0" in capsys.readouterr().out
 
 
 def test_status_says_what_is_known_of_buckets(capsys: pytest.CaptureFixture[str]) -> None:
     """What they make of conditions, and whether anything is written back to them."""
-    show_status(status_of([WELL]))
+    show_status(Status.model_validate(status_of([WELL])))
     lines = capsys.readouterr().out.splitlines()
     conditions = "; conditions on put: yes, complete: refused, delete: ignored"
     assert f"bucket b: ETags are MD5s{conditions}" in lines

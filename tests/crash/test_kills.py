@@ -177,10 +177,10 @@ def children_of(pid: int) -> list[tuple[int, str]]:
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:
-            arguments = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            arguments = Path(f"/proc/{child}/cmdline").read_text().removeprefix("forebay: ").split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        names = [one for one in arguments if one.startswith(("worker", "background"))]
+        names = [one.replace(" ", "") for one in arguments if one.startswith(("worker", "background"))]
         found += [(int(child), name) for name in names[:1]]
     return found
 

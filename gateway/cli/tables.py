@@ -1,0 +1,197 @@
+"""Tables as commands print them: a line an entry, that fits a terminal, and whole where no terminal is.
+
+On a terminal that is too narrow, names and keys are shortened in the middle, and columns that are needed least leave
+the line: what they say follows on lines of its own, up to LINES_MAX for an entry in all. In a pipe nothing is cut.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+LINES_MAX = 5
+"""For one entry."""
+
+NOTHING = "-"
+_GAP = 2
+_COMFORTABLE = 44
+"""So wide a name is before columns leave for it."""
+
+_LEAST = 8
+_MEASURED_ROWS = 1000
+"""Widths are those of the first rows: a list may have millions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`shortened`: it may be cut in the middle. Columns of the greatest `rank` leave first, those of 0 never."""
+
+    title: str
+    right: bool = False
+    shortened: bool = False
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell for each column; `style` is one of rich."""
+
+    cells: Sequence[str]
+    style: str = ""
+
+
+def terminal_width(*, stderr: bool = False) -> int | None:
+    """Of the terminal that is written to; None where it is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Row], *, stderr: bool = False) -> None:
+    """Write it as rows come; nothing where there is none."""
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    for text, style in table_lines(columns, rows, terminal_width(stderr=stderr)):
+        console.print(Text(text, style), soft_wrap=True)
+
+
+def table_lines(
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    width: int | None,
+    *,
+    fold: bool = True,
+    comfortable: int = _COMFORTABLE,
+) -> Iterator[tuple[str, str]]:
+    """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
+    not told of; names are `comfortable` wide before they leave."""
+    left = iter(rows)
+    first = list(islice(left, _MEASURED_ROWS))
+    if not first:
+        return
+    widths = [
+        max(cell_len(column.title), *(cell_len(row.cells[i]) for row in first)) for i, column in enumerate(columns)
+    ]
+    layout = _layout(columns, widths, width, comfortable)
+    common = [_common([row.cells[i] for row in first]) for i in range(len(columns))]
+    yield _line(columns, [column.title for column in columns], layout, width, [0] * len(columns)), "bold"
+    hidden = [i for i in range(len(columns)) if i not in layout]
+    for row in chain(first, left):
+        yield _line(columns, row.cells, layout, width, common), row.style
+        if width is not None and fold:
+            told = [f"{columns[i].title}: {row.cells[i]}" for i in hidden if row.cells[i] not in (NOTHING, "")]
+            for line in folded(told, width):
+                yield line, row.style
+
+
+def _common(cells: Sequence[str]) -> int:
+    """How many characters all of them begin with, up to the last slash in them."""
+    first, last = min(cells), max(cells)
+    same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return max(0, first.rfind("/", 0, same))
+
+
+def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
+    """The columns that stay on the line, and how wide they are."""
+    shown = dict(enumerate(widths))
+    if width is None:
+        return shown
+    while True:
+        fitted = _shrunk(columns, shown, width, comfortable)
+        ranks = {i: columns[i].rank for i in shown if columns[i].rank}
+        if _total(fitted) <= width or not ranks:
+            return _shrunk(columns, shown, width, _LEAST) if not ranks else fitted
+        highest = max(ranks.values())
+        del shown[max(i for i, rank in ranks.items() if rank == highest)]
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
+    """The widest of those that may be shortened give room first."""
+    found = dict(widths)
+    while _total(found) > width:
+        wide = [i for i in found if columns[i].shortened and found[i] > least]
+        if not wide:
+            break
+        found[max(wide, key=found.__getitem__)] -= 1
+    return found
+
+
+def _line(
+    columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
+) -> str:
+    parts = []
+    for i, wide in layout.items():
+        text = cells[i]
+        if width is not None and columns[i].shortened:
+            text = shortened(text, wide, common[i])
+        padding = " " * max(0, wide - cell_len(text))
+        parts.append(padding + text if columns[i].right else text + padding)
+    line = (" " * _GAP).join(parts).rstrip()
+    return line if width is None else cut(line, width)
+
+
+def cut(line: str, width: int) -> str:
+    """Without its end where it is too long."""
+    return line if cell_len(line) <= width else set_cell_size(line, max(1, width - 1)) + "…"
+
+
+def shortened(text: str, width: int, common: int = 0) -> str:
+    """Without its middle where it is too long: the beginning and the end tell names apart. Where its first `common`
+    characters are those of its neighbours too, they are what is left out."""
+    if cell_len(text) <= width:
+        return text
+    first = common - (len(text) - width + 1)
+    if first >= 0 and common < len(text) == cell_len(text):
+        return f"{text[:first]}…{text[common:]}"
+    if width < 2:
+        return "…"[:width]
+    head = (width - 1) * 2 // 5
+    tail = width - 1 - head
+    reverse = text[::-1]
+    return set_cell_size(text, head) + "…" + chop_cells(reverse, tail)[0][::-1]
+
+
+def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> list[str]:
+    """What is told besides, on indented lines; the last one ends in … where there is more."""
+    lines: list[str] = []
+    for text in told:
+        if lines and cell_len(lines[-1]) + cell_len(text) + 2 <= width:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(shortened(f"  {text}", width))
+    if len(lines) > lines_max:
+        last = lines[lines_max - 1]
+        lines = [*lines[: lines_max - 1], set_cell_size(last, min(cell_len(last), width - 2)) + " …"]
+    return lines
+
+
+def print_text(text: str, style: str = "", *, indent: int = 2) -> None:
+    """A sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for line in wrapped(text, indent):
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """The lines of a sentence, as `print_text` prints it."""
+    width = terminal_width()
+    if width is None:
+        return [text]
+    width = max(width, indent + _LEAST)
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
+
+
+def fitted(text: str, *, stderr: bool = False) -> str:
+    """A name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
+    width = terminal_width(stderr=stderr)
+    return text if width is None else shortened(text, width)

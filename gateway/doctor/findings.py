@@ -1,0 +1,48 @@
+"""What a check has found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How much it matters."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing has to be done."""
+    WARNING = "warning"
+    """It works, and is risky or slow."""
+    ERROR = "error"
+    """Something that the configuration asks for does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of what was found, and one of what to do: empty where that is nothing. Neither holds a secret."""
+
+    area: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def ok(area: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(area, Level.OK, found)
+
+
+def note(area: str, found: str, advice: str = "") -> Finding:
+    """Worth knowing."""
+    return Finding(area, Level.NOTE, found, advice)
+
+
+def warning(area: str, found: str, advice: str) -> Finding:
+    """Risky or slow."""
+    return Finding(area, Level.WARNING, found, advice)
+
+
+def error(area: str, found: str, advice: str) -> Finding:
+    """Does not work."""
+    return Finding(area, Level.ERROR, found, advice)

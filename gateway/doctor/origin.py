@@ -1,0 +1,204 @@
+"""The origin: whose key signs, whether it answers, how late, by which clock, and what the key may do there.
+
+Nothing is written: what a write needs is tried by write_test.py, where that is asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import monotonic
+
+from gateway.app import origin_for_checks
+from gateway.config import Settings
+from gateway.config.live import LiveSettings
+from gateway.control.origin_check import SKEW_SECONDS_MAX, OriginChecks
+from gateway.doctor.findings import Finding, error, note, ok, warning
+from gateway.doctor.requests import Answered, OriginProbe
+from gateway.doctor.write_test import write_test
+from gateway.errors import OriginError
+from gateway.policy.slots import Prefix
+from gateway.s3.headers import parse_http_date
+from gateway.serve.own_credentials import find_own_key
+
+AREA, RIGHTS = "origin", "rights"
+
+_HEADS = 7
+_FAR_SECONDS = 0.2
+_SKEW_TOLD_SECONDS = 5.0
+_PLACES_MAX = 20
+_NO_SUCH_KEY = "forebay-doctor/there-is-no-such-object"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A prefix at the origin that the configuration names, and whether writes go there."""
+
+    prefix: Prefix
+    is_written: bool
+    name: str
+
+
+def places(settings: Settings) -> list[Place]:
+    """Slots, then buckets and what callers may touch, each bucket once where no slot names it."""
+    found = [
+        Place(Prefix.parse(slot.prefix), slot.mode == "read-write", f"slot {slot.name}")
+        for slot in settings.slots
+        if Prefix.parse(slot.prefix).bucket
+    ]
+    known = {one.prefix.bucket for one in found}
+    others = [(Prefix(bucket.name), "[[buckets]]") for bucket in settings.buckets]
+    others += [(Prefix.parse(one), "[[credentials]]") for entry in settings.credentials for one in entry.allow]
+    for prefix, name in others:
+        if prefix.bucket and prefix.bucket not in known:
+            known.add(prefix.bucket)
+            found.append(Place(prefix, True, name))
+    return found
+
+
+async def origin(
+    settings: Settings, environment: Mapping[str, str], tested: Prefix | None
+) -> AsyncGenerator[Finding, None]:
+    """Everything that is asked of the origin; `tested` is where writes may be tried."""
+    own = find_own_key(settings, environment)
+    if own is None:
+        level = error if settings.origin.require_credentials else note
+        yield level(
+            AREA,
+            "no key to sign with was found",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
+        )
+    else:
+        yield ok(AREA, f"signs with the key {own.access_key_id}, from {own.source}")
+    async with origin_for_checks(LiveSettings(settings), "doctor") as (asked, keys):
+        checks = OriginChecks(asked, LiveSettings(settings), keys.problem)
+        main, others = await checks.findings()
+        found = [(settings.origin.endpoint_url, main)]
+        found += [
+            (f"{one.prefix} at {one.endpoint_url}, signed by {one.credentials}", finding) for one, finding in others
+        ]
+        for name, finding in found:
+            if finding.problem is None:
+                yield ok(AREA, f"{name}: answers, and knows the key")
+            else:
+                yield error(
+                    AREA,
+                    f"{name}: {finding.problem}" if name not in finding.problem else finding.problem,
+                    _DO[finding.state],
+                )
+        is_refused = main.state == "refused" and not settings.origin_credentials
+        if not main.reachable or is_refused or own is None:
+            yield note(RIGHTS, "not looked at: there is nobody to ask, or no key to ask with", "mend that first")
+            return
+        probe = OriginProbe(asked)
+        named = places(settings)
+        yield await _latency(probe, settings, named)
+        yield _clock(probe)
+        if not named:
+            yield note(
+                RIGHTS, "the configuration names no bucket: rights are not looked at", "declare [[slots]] for your data"
+            )
+        for place in named[:_PLACES_MAX]:
+            yield await _readable(probe, place)
+        if len(named) > _PLACES_MAX:
+            yield note(
+                RIGHTS,
+                f"{len(named) - _PLACES_MAX} more prefixes were not looked at",
+                "give a --config with fewer slots",
+            )
+        written = [place.name for place in named if place.is_written]
+        if tested is not None:
+            async with aclosing(write_test(probe, tested)) as of_test:
+                async for finding_of_test in of_test:
+                    yield finding_of_test
+        elif written:
+            yield note(
+                RIGHTS,
+                f"writes were not tried (put, delete, multipart, conditions): {', '.join(written[:3])} needs them",
+                "forebay doctor --write-test s3://BUCKET/PREFIX/ writes a small object there, and deletes it",
+            )
+
+
+_DO = {
+    "unreachable": "see origin.endpoint_url, DNS, proxies and firewalls between this machine and the origin",
+    "refused": "see the key, its policy, and origin.region",
+    "wrong clock": "set this machine's clock: chronyc tracking, timedatectl",
+    "well": "look at the credentials' source",
+}
+
+
+async def _latency(probe: OriginProbe, settings: Settings, named: list[Place]) -> Finding:
+    """The first question opens the connection, and does not count."""
+    bucket = next((place.prefix.bucket for place in named), None)
+    seconds: list[float] = []
+    for number in range(_HEADS + 1):
+        begun = monotonic()
+        try:
+            await probe.ask("HEAD" if bucket else "GET", bucket, query=() if bucket else (("max-buckets", "1"),))
+        except OriginError as failure:
+            return error(AREA, f"did not answer a HEAD: {failure}", _DO["unreachable"])
+        if number:
+            seconds.append(monotonic() - begun)
+    median = statistics.median(seconds)
+    spread = f"median of {len(seconds)}; {min(seconds) * 1000:.3g} to {max(seconds) * 1000:.3g}"
+    found = f"a HEAD takes {median * 1000:.3g} ms ({spread})"
+    if median > _FAR_SECONDS:
+        return warning(
+            AREA, f"{found}: the origin is far", "use immutable or ttl slots: strict ones wait so long at each GET"
+        )
+    return ok(AREA, found)
+
+
+def _clock(probe: OriginProbe) -> Finding:
+    told = parse_http_date(probe.date)
+    if told is None:
+        return note(AREA, "tells no time: this machine's clock was not compared with it")
+    skew = probe.date_seen_at - told
+    if abs(skew) > SKEW_SECONDS_MAX:
+        return error(AREA, f"this machine's clock differs by {skew:+.0f} s", _DO["wrong clock"])
+    if abs(skew) > _SKEW_TOLD_SECONDS:
+        return warning(
+            AREA,
+            f"this machine's clock differs by {skew:+.0f} s; at 15 minutes requests are refused",
+            _DO["wrong clock"],
+        )
+    return ok(AREA, f"this machine's clock differs by less than {max(1.0, abs(skew)) + 1:.0f} s")
+
+
+async def _readable(probe: OriginProbe, place: Place) -> Finding:
+    """LIST, HEAD and GET under a prefix: the first object there, its first byte."""
+    bucket, prefix = place.prefix.bucket, place.prefix.key_prefix
+    where = f"{place.prefix} ({place.name})"
+    try:
+        listed = await probe.ask("GET", bucket, query=(("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)))
+        key = listed.first_key()
+        head = await probe.ask("HEAD", bucket, key or f"{prefix}{_NO_SUCH_KEY}")
+        read: Answered | None = None
+        if key is not None and listed.first_size():
+            read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0"})
+    except OriginError as failure:
+        return error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
+    if listed.code == "NoSuchBucket":
+        return error(RIGHTS, f"{where}: there is no bucket {bucket}", "correct the prefix, or make the bucket")
+    refused = list(_refused(listed, head, read, has_key=key is not None))
+    if refused:
+        return error(
+            RIGHTS,
+            f"{where}: refused are {', '.join(refused)}",
+            "allow these to the key in the bucket's policy or in IAM",
+        )
+    if key is None:
+        return note(RIGHTS, f"{where}: list and head work; there is no object, so get was not tried")
+    return ok(RIGHTS, f"{where}: list, head{' and get' if read is not None else ''} work")
+
+
+def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key: bool) -> Iterator[str]:
+    """What the origin did not do, as a policy names it."""
+    if listed.status != 200:
+        yield f"list ({listed.described}; s3:ListBucket)"
+    if head.status not in ((200,) if has_key else (404,)):
+        yield f"head ({head.described}; s3:GetObject and s3:ListBucket)"
+    if read is not None and read.status not in (200, 206):
+        yield f"get ({read.described}; s3:GetObject)"

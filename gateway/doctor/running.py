@@ -1,0 +1,158 @@
+"""A running gateway: how it says that it is, and what its figures say about the settings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway import __version__, metrics
+from gateway.admin_client import AdminClient, BucketProfile, Sample, Slot, Status, samples
+from gateway.config import Settings
+from gateway.control.words import bucket_text, counted, size_text, wrong_with
+from gateway.doctor.findings import Finding, error, note, ok, warning
+from gateway.errors import AdminPortError
+
+AREA, SLOTS = "running gateway", "slots"
+
+_READS_MIN = 200
+"""Fewer say little."""
+
+_HEADS_SHARE = 0.5
+_SMALL_BYTES = 4 * 2**20
+"""The HEAD before a GET of so much costs as much time as the bytes, or more."""
+
+
+def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]:
+    """What it says of itself. That there is none is no mistake."""
+    try:
+        status = client.status()
+        slots, exposition = client.slots().slots, client.metrics()
+    except AdminPortError as absent:
+        yield note(AREA, str(absent), "start it, or give --admin-url, and more is looked at")
+        return
+    yield from _health(status)
+    if settings is not None and status.origin.endpoint_url != settings.origin.endpoint_url:
+        yield note(
+            AREA,
+            f"its origin is {status.origin.endpoint_url}, and this configuration says {settings.origin.endpoint_url}",
+            "give its --config to have its own looked at",
+        )
+    yield from _pending(status)
+    yield from advised(slots, exposition)
+
+
+def _health(status: Status) -> Iterator[Finding]:
+    gateway = status.gateway
+    if gateway is None:
+        yield note(AREA, "it starts", "ask again in a moment")
+        return
+    restarts = sum(one.restarts for one in gateway.processes)
+    if gateway.ready:
+        yield ok(AREA, f"version {gateway.version}, ready, S3 on {gateway.s3_url}")
+    else:
+        down = ", ".join(one.name for one in gateway.processes if not one.ready) or "draining"
+        yield error(AREA, f"version {gateway.version}, not ready: {down}", "see its log")
+    if gateway.version != __version__:
+        yield note(
+            AREA, f"it has version {gateway.version}, and this command {__version__}", "restart it after an upgrade"
+        )
+    if restarts:
+        yield warning(AREA, f"{counted(restarts, 'restart')} of its processes since it started", "see its log for why")
+    if gateway.settings_problem:
+        yield warning(
+            AREA, f"changed settings are not in force: {gateway.settings_problem}", "mend them, then send SIGHUP"
+        )
+    if gateway.closed:
+        yield error(AREA, f"it works without a cache: {gateway.closed}", "mend the disk, and restart it")
+    for origin in (status.origin, *status.origin.differing):
+        if origin.problem is not None:
+            yield error(AREA, f"its origin: {origin.problem}", "see the origin's findings above")
+    disk = status.cache.disk
+    if disk.state != "well":
+        yield error(AREA, f"the disk of its cache is {disk.state}", "see dmesg, and the room that is left")
+    if disk.journal_failing_processes:
+        yield error(
+            AREA, "its write-back journal takes nothing: nothing is acknowledged or flushed", "make room; see its log"
+        )
+    for frozen in status.frozen:
+        if frozen.problem is not None:
+            yield error(AREA, f"slot {frozen.slot}: {frozen.problem}", "forebay snapshot list")
+    for index in status.indexes:
+        if index.error:
+            yield warning(AREA, f"the index of slot {index.slot} fails: {index.error}", "see the right to list there")
+
+
+def _pending(status: Status) -> Iterator[Finding]:
+    if status.writeback is None:
+        return
+    for slot in status.writeback.slots:
+        wrong = wrong_with(slot.model_dump())
+        if wrong:
+            reason = f" ({slot.reason})" if slot.reason else ""
+            found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
+            yield error(AREA, found, "forebay writeback list --problems")
+    for bucket in status.writeback.buckets:
+        yield _profile(bucket)
+    if status.writeback.journal_problem:
+        yield error(
+            AREA, f"nothing is flushed: {status.writeback.journal_problem}", "make room on the disk of the cache"
+        )
+
+
+def _profile(bucket: BucketProfile) -> Finding:
+    """What the gateway has found out about a bucket that it writes back to."""
+    found = bucket_text(bucket.model_dump())
+    if not bucket.md5_etags:
+        return warning(AREA, found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
+    if {"ignored", "refused"} & {*bucket.conditions.values()}:
+        return warning(AREA, found, "flushes look by HEAD before they write: let nobody else write under these slots")
+    return ok(AREA, found)
+
+
+@dataclass(slots=True)
+class _Reads:
+    """What was read in a slot, and how often the origin was asked for it."""
+
+    gets: float = 0.0
+    sent_bytes: float = 0.0
+    heads: float = 0.0
+
+
+def advised(slots: list[Slot], exposition: str) -> Iterator[Finding]:
+    """Slots whose objects are asked for again and again though nobody changes them."""
+    reads = _reads(samples(exposition, {one.name for one in _COUNTED}))
+    for slot in slots:
+        found = reads[slot.name]
+        if slot.consistency != "strict" or found.gets < _READS_MIN or found.heads < _HEADS_SHARE * found.gets:
+            continue
+        mean_bytes = found.sent_bytes / found.gets
+        if mean_bytes > _SMALL_BYTES:
+            continue
+        place = "a slot of its own" if slot.name == "default" else f"slot {slot.name}"
+        yield note(
+            SLOTS,
+            f"slot {slot.name} (strict): {found.heads:,.0f} HEADs to the origin for {found.gets:,.0f} GETs of "
+            f"{size_text(mean_bytes)} on average",
+            f'give these objects {place} with consistency = "immutable" if they never change, or "ttl" if a change may '
+            "be seen a minute later",
+        )
+    if not any(reads.values()):
+        yield note(SLOTS, "nothing was read yet: figures say nothing about the settings", "ask again after an epoch")
+
+
+_COUNTED = (metrics.REQUESTS, metrics.SENT_BYTES, metrics.ORIGIN_REQUESTS)
+
+
+def _reads(found: Iterator[Sample]) -> defaultdict[str, _Reads]:
+    reads: defaultdict[str, _Reads] = defaultdict(_Reads)
+    for name, labels, value in found:
+        if name == metrics.ORIGIN_REQUESTS.name:
+            if labels.get("method") == "HEAD":
+                reads[labels["slot"]].heads += value
+        elif labels.get("operation") == "GetObject":
+            if name == metrics.REQUESTS.name:
+                reads[labels["slot"]].gets += value
+            else:
+                reads[labels["slot"]].sent_bytes += value
+    return reads

@@ -1,0 +1,182 @@
+"""`forebay top`: figures between two looks, a screen that fits, and an end that leaves the terminal right."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from gateway import cli
+from gateway.admin_client import Checkpoint, Job, Slot, Status
+from gateway.cli.top import curve, screen
+from gateway.cli.top_figures import Figures, Rates, counters, rates
+from tests.support.gateway_process import GatewayProcess
+
+EXPOSITION = """\
+# HELP forebay_sent_bytes_total Bytes
+forebay_sent_bytes_total{operation="GetObject",slot="a"} 100.0
+forebay_sent_bytes_total{operation="GetObject",slot="b"} 20.0
+forebay_sent_bytes_total_else 5.0
+forebay_origin_bytes_total{direction="read",purpose="live",slot="a"} 7.0
+forebay_origin_bytes_total{direction="write",purpose="flush",slot="a"} 3.0
+forebay_cache_hit_bytes_total{slot="a"} 90.0
+forebay_cache_miss_bytes_total{slot="a"} 10.0
+forebay_request_duration_seconds_sum{operation="GetObject"} 0.5
+forebay_request_duration_seconds_count{operation="GetObject"} 10.0
+"""
+
+
+def test_counters_are_summed_up_over_labels() -> None:
+    """Of all slots and processes; what is named alike is another metric."""
+    found = counters(EXPOSITION)
+    assert (found["served_bytes"], found["requests"]) == (120, 10)
+    assert (found["origin_read_bytes"], found["origin_written_bytes"], found["flush_bytes"]) == (7, 3, 3)
+
+
+def test_rates_are_those_between_two_looks() -> None:
+    """Counters that begin again say nothing: the gateway was started anew."""
+    before, now = counters(""), counters(EXPOSITION)
+    found = rates(before, now, 2.0)
+    assert found == Rates(60.0, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9)
+    assert rates(now, before, 2.0) is None
+    still = rates(now, now, 1.0)
+    assert still is not None
+    assert (still.request_seconds, still.hit_ratio) == (None, None)
+
+
+def status() -> Status:
+    pending: dict[str, Any] = {
+        "objects": 3,
+        "bytes": 2**20,
+        "oldest_acknowledged_at": 940.0,
+        "open_uploads": 0,
+        "open_upload_bytes": 0,
+    }
+    pending |= {"conflicts": 1, "damaged": 0, "failing": 0, "slot": "s", "buffer_bytes": 1, "staged_bytes": 1}
+    pending |= {"oldest_upload_touched_at": None, "reason": None}
+    process = {"name": "worker0", "process_id": 1, "ready": True, "restarts": 0}
+    gateway = {"version": "1", "started_at": 900.0, "s3_url": "http://h:1", "ready": True, "draining": False}
+    origin = {"endpoint_url": f"https://{'long.' * 30}example.com", "reachable": True, "problem": None}
+    cache = {"directory": "/d", "capacity_bytes": 2**30, "usage_bytes": 2**20, "hit_ratio": 0.5}
+    return Status.model_validate(
+        {
+            "gateway": gateway | {"processes": [process]},
+            "origin": origin,
+            "cache": cache | {"disk": {"state": "full", "journal_failing_processes": 0}},
+            "pins": [],
+            "frozen": [],
+            "indexes": [],
+            "writeback": {"slots": [pending], "journal_problem": None, "buckets": []},
+        }
+    )
+
+
+def figures(slots: int = 30) -> Figures:
+    moved = {"bytes_per_second": 1, "guarantee": None, "ceiling": None, "share": None}
+    slot: dict[str, Any] = {"prefix": f"s3://bucket/{'x' * 90}/", "mode": "read-only", "consistency": "ttl"}
+    slot |= {"write": "through", "hit_ratio": 0.5, "misses": {}, "unflushed": None, "binds": ["read-link"]}
+    slot |= {"read_bandwidth": moved, "write_bandwidth": moved}
+    slot |= {"capacity": dict.fromkeys(("guaranteed_bytes", "used_bytes", "borrowed_bytes", "pinned_bytes"), 1)}
+    slot["capacity"]["limit_bytes"] = None
+    slot["origin_requests"] = {"throttled": 0, "waited_seconds": 0.0, "in_vain": 0, "slow_down": 0}
+    job: dict[str, Any] = {"kind": "warm", "name": "", "prefix": "s3://b/\x1b[2J", "errors": [], "full": False}
+    job |= dict.fromkeys(("objects_found", "bytes_found", "objects_done", "bytes_done", "bytes_fetched"), 4)
+    job |= {"objects_failed": 0, "bytes_per_second": 1.0, "seconds_left": 1.0, "found_all": True}
+    checkpoint = {"bucket": "b", "prefix": "run/step-1/", "state": "flushing", "files": 1, "bytes": 2, "ranks": 1}
+    checkpoint |= {"bytes_flushed": 1, "flush_seconds_left": 1.0, "exposed_seconds": None}
+    return Figures(
+        1000.0,
+        answered_at=1000.0,
+        status=status(),
+        slots=[Slot.model_validate(slot | {"name": f"slot-{i}"}) for i in range(slots)],
+        jobs=[Job.model_validate(job | {"id": str(i), "state": "done" if i % 2 else "running"}) for i in range(6)],
+        checkpoints=[Checkpoint.model_validate(checkpoint)] * 3,
+        rates=Rates(2.0**20, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9),
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 5), (80, 3)])
+def test_the_screen_fits_any_terminal(width: int, height: int) -> None:
+    """What has no room is counted; nothing that a key holds reaches the terminal."""
+    lines = [text for text, _ in screen(figures(), deque([1.0, 3.0]), width, height)]
+    assert len(lines) <= height
+    assert max(map(cell_len, lines)) <= width
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_screen_has_what_matters_at_80_columns() -> None:
+    """Health first, then throughput, what only this node has, slots, jobs and checkpoints."""
+    text = "\n".join(text for text, _ in screen(figures(2), [1.0], 80, 40))
+    assert "forebay 1: ready, up 0:01:40" in text
+    assert "disk      full" in text
+    assert "served    1.0 MiB/s, received 0 B/s, hits 90.0%" in text
+    assert "unflushed 3 objects, 1.0 MiB, the oldest for 0:01:00; 1 conflict" in text
+    for shown in ("slot-1", "warm s3://b/\\u001b[2J", "s3://b/run/step-1/", "flushing", "50%"):
+        assert shown in text
+
+
+def test_a_gateway_that_is_away_is_said_to_be() -> None:
+    """With what was known before, and for how long."""
+    known = figures(1)
+    away = Figures(1060.0, "no gateway answers", 1000.0, known.status, known.slots)
+    lines = [text for text, _ in screen(away, [], 80, 24)]
+    assert lines[:3] == [
+        f"forebay 1: no answer, {time.strftime('%H:%M:%S', time.localtime(1060))}",
+        "no gateway answers",
+        "the figures below are 0:01:00 old; asking again",
+    ]
+    assert "slot-0" in "\n".join(lines)
+    document = away.document()
+    assert (document["state"], document["slots"], document["health"]) == ("no answer", [], None)
+
+
+def test_the_curve_has_a_full_block_for_the_most() -> None:
+    """And none is higher."""
+    assert curve([0.0, 2**20, 2.0**21]) == "▁▅█  up to 2.0 MiB/s"
+
+
+@pytest.mark.slow
+def test_top_watches_a_running_gateway_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    """A document a line for programs; on a terminal the whole screen, until Ctrl-C: exit code 0, and a cursor."""
+    with GatewayProcess({"origin": {"endpoint_url": "http://127.0.0.1:1"}}) as gateway:
+        arguments = ["top", "--admin-url", gateway.admin_url, "--interval", "100ms"]
+        result = CliRunner().invoke(cli.app, [*arguments, "--count", "2", "--json"])
+        first, second = map(orjson.loads, result.stdout.splitlines())
+        assert (result.exit_code, first["state"], first["per_second"]) == (0, "ready", None)
+        assert [one["name"] for one in first["slots"]] == ["default"]
+        assert second["per_second"]["served_bytes"] == 0
+        shell, terminal = pty.openpty()
+        process = subprocess.Popen([sys.executable, "-m", "gateway", *arguments], stdin=terminal, stdout=terminal)
+        os.close(terminal)
+        shown = b""
+        while b"ready, up" not in shown:
+            shown += os.read(shell, 65536)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                shown += os.read(shell, 65536)
+            except OSError:  # nobody has the terminal any more
+                break
+        os.close(shell)
+        assert process.wait(30) == 0
+        assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is back"
+        assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h"), "so is what was on the screen"
+
+
+def test_nobody_there_is_exit_code_1() -> None:
+    """It goes on looking unless it is told how often."""
+    result = CliRunner().invoke(cli.app, ["top", "--admin-url", "http://127.0.0.1:1", "--count", "1", "--json"])
+    assert (result.exit_code, orjson.loads(result.stdout)["state"]) == (1, "no answer")
+    wrong = CliRunner().invoke(cli.app, ["top", "--interval", "soon"])
+    assert (wrong.exit_code, "--interval soon: a duration such as" in wrong.stderr) == (2, True)

@@ -1,0 +1,145 @@
+"""What `forebay doctor` asks of an origin: nothing is written unasked, and nothing that was written is left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.config import OriginSettings, Settings, SlotSettings
+from gateway.doctor.findings import Finding, Level
+from gateway.doctor.origin import origin
+from gateway.policy.slots import Prefix
+from gateway.s3.requests import Operation
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Call, on
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+WHERE = Prefix("b", "doctor/")
+
+
+def settings(url: str, key: str = ACCESS_KEY_ID) -> Settings:
+    main = {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": SECRET_ACCESS_KEY}
+    slot = SlotSettings(name="data", prefix="s3://b/data/", mode="read-only")
+    return Settings(origin=OriginSettings.model_validate(main), slots=[slot])
+
+
+def found(settings: Settings, tested: Prefix | None = None) -> list[Finding]:
+    async def run() -> list[Finding]:
+        return [one async for one in origin(settings, {}, tested)]
+
+    return asyncio.run(run())
+
+
+def lines(findings: list[Finding], area: str) -> list[str]:
+    return [f"{one.level.value}: {one.found}" for one in findings if one.area == area]
+
+
+@pytest.fixture
+def home() -> StrictOrigin:
+    """Not started yet, with an object under the slot's prefix."""
+    made = StrictOrigin()
+    made.model.create_bucket("b")
+    made.model.put("b", "data/first & <best>", b"0123")
+    return made
+
+
+def test_reading_is_tried_and_nothing_else(home: StrictOrigin) -> None:
+    """The key, the answer's time, the clock; list, head and get of the first object's first byte."""
+    with home:
+        findings = found(settings(home.endpoint_url))
+        assert {one.level for one in findings} == {Level.OK}, findings
+        assert lines(findings, "rights") == ["ok: s3://b/data/ (slot data): list, head and get work"]
+        assert any("a HEAD takes" in line and "median of 7" in line for line in lines(findings, "origin"))
+        assert {line.split(b" ")[0] for line in home.request_lines} <= {b"GET", b"HEAD"}
+
+
+def test_what_the_key_may_not_do_is_named_as_policies_name_it(home: StrictOrigin) -> None:
+    """Each of them, with the origin's own code."""
+    home.model.inject(on(Operation.LIST_OBJECTS_V2), Answer(403, "AccessDenied"), times=None)
+    with home:
+        [finding] = [one for one in found(settings(home.endpoint_url)) if one.area == "rights"]
+    assert finding.level is Level.ERROR
+    assert "refused are list (403 AccessDenied; s3:ListBucket)" in finding.found
+    assert "policy" in finding.advice
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_missing() -> None:
+    """That is no question of rights."""
+    with StrictOrigin() as empty:
+        findings = found(settings(empty.endpoint_url), WHERE)
+    assert lines(findings, "rights") == ["error: s3://b/data/ (slot data): there is no bucket b"]
+    assert lines(findings, "write test") == ["error: there is no bucket b"]
+
+
+def test_a_key_that_is_refused_is_one_finding(home: StrictOrigin) -> None:
+    """Its rights are not looked at: all would be refused for that alone."""
+    with home:
+        findings = found(settings(home.endpoint_url, key="NOBODY"))
+    assert [one.found for one in findings if one.level is Level.ERROR] == [
+        f"{home.endpoint_url} refuses the gateway's own key: InvalidAccessKeyId"
+    ]
+
+
+def test_an_origin_that_is_away_is_one_finding() -> None:
+    """Soon."""
+    findings = found(settings("http://127.0.0.1:1"))
+    assert [one.found for one in findings if one.level is Level.ERROR] == [
+        "nobody listens at http://127.0.0.1:1 (connection refused)"
+    ]
+
+
+def test_a_clock_that_differs_is_an_error(home: StrictOrigin) -> None:
+    """Signatures are judged by it."""
+    home.model.inject(on(), AlterHeaders({"date": "Thu, 01 Jan 2026 00:02:00 GMT"}), times=None)
+    with home:
+        told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.ERROR]
+    assert any("this machine's clock differs by +" in line for line in told)
+
+
+def test_writes_are_tried_where_that_is_asked_for_and_leave_nothing(home: StrictOrigin) -> None:
+    """Put, conditions, multipart, abort, delete."""
+    with home:
+        findings = found(settings(home.endpoint_url), WHERE)
+        assert {one.level for one in findings} == {Level.OK}, findings
+        told = lines(findings, "write test")
+        assert told[0].startswith("ok: put works, under s3://b/doctor/.forebay-doctor-")
+        assert told[1:] == [
+            "ok: conditional writes are honoured: If-Match and If-None-Match on put",
+            "ok: multipart uploads work: create, part, complete, abort",
+            "ok: delete works; nothing of the test is left",
+        ]
+        assert list(home.model.buckets["b"].objects) == ["data/first & <best>"]
+        assert not home.model.buckets["b"].uploads
+
+
+def test_what_cannot_be_deleted_is_named(home: StrictOrigin) -> None:
+    """So that somebody can."""
+    home.model.inject(on(Operation.DELETE_OBJECT), Answer(403, "AccessDenied"), times=None)
+    with home:
+        told = lines(found(settings(home.endpoint_url), WHERE), "write test")
+    assert told[-1].startswith("error: delete is refused")
+    assert told[-1].count("s3://b/doctor/.forebay-doctor-") == 2
+
+
+def test_an_upload_that_fails_is_aborted(home: StrictOrigin) -> None:
+    """Its parts would be paid for."""
+    home.model.inject(on(Operation.UPLOAD_PART), Answer(403, "AccessDenied"), times=None)
+    with home:
+        told = lines(found(settings(home.endpoint_url), WHERE), "write test")
+        assert "error: multipart upload: part: 403 AccessDenied (s3:PutObject)" in told
+        assert not home.model.buckets["b"].uploads
+
+
+def test_conditions_that_are_ignored_or_refused_are_a_warning(home: StrictOrigin) -> None:
+    """With what it means for write-back."""
+
+    def is_conditional(call: Call) -> bool:
+        return call.operation is Operation.PUT_OBJECT and bool({"if-match", "if-none-match"} & {*call.headers})
+
+    home.model.inject(is_conditional, Answer(501, "NotImplemented"), times=None)
+    with home:
+        [finding] = [one for one in found(settings(home.endpoint_url), WHERE) if one.level is Level.WARNING]
+    assert finding.found == (
+        "conditions of put are refused: If-None-Match (501 NotImplemented), If-Match (501 NotImplemented)"
+    )
+    assert "write = back" in finding.advice
