@@ -18,6 +18,7 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
+from gateway.writeback.checkpoints.restores import CheckpointFile
 from gateway.writeback.checkpoints.retention import Save
 from gateway.writeback.checkpoints.state import (
     CheckpointFacts,
@@ -112,6 +113,11 @@ class CheckpointQueries:
         query = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
         found = await self._queries.look(lambda rows: rows.execute(query, (checkpoint_id,)).fetchall())
         return [ObjectKey(bucket, decoded(key)) for bucket, key in found]
+
+    async def files(self, checkpoint_id: int) -> Sequence[CheckpointFile]:
+        """The objects of a checkpoint that count."""
+        found = await self._queries.look(lambda rows: _objects(rows, checkpoint_id))
+        return [CheckpointFile(one.key, one.size_bytes, one.rank) for one in found]
 
     def _local(
         self, rows: sqlite3.Connection, slots: Collection[str]
