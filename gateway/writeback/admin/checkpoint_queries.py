@@ -36,6 +36,8 @@ UPLOADS_MAX = 1000
 
 _REMEMBERED_MAX = 2000
 
+_SLASH = ord("/")
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
@@ -294,11 +296,16 @@ def _is_whole(facts: CheckpointFacts) -> bool:
 
 
 def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:
-    """Checkpoints under a prefix; also that within which a longer prefix lies."""
+    """Checkpoints under a prefix; also those in whose directories a longer prefix lies."""
     if not prefix.bucket:
         return "1", ()
     start = text(prefix.key_prefix)
-    return "bucket = ? AND prefix >= ? AND prefix < ?", (prefix.bucket, start, start + BEHIND_ALL)
+    above = [start[: at + 1] for at, byte in enumerate(start[:-1]) if byte == _SLASH]
+    marks = ",".join("?" * len(above))
+    return (
+        f"bucket = ? AND ((prefix >= ? AND prefix < ?) OR prefix IN ({marks}))",
+        (prefix.bucket, start, start + BEHIND_ALL, *above),
+    )
 
 
 def key_of(row: CheckpointRow) -> ObjectKey:

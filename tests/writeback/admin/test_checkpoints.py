@@ -353,6 +353,27 @@ def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
     with_harness(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("run/step-1", ["run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"]),
+        ("run/step-1/", ["run/step-1/", "run/step-1/inner/step-2/"]),
+        ("run/step-1/rank", ["run/step-1/"]),
+        ("run/step-1/inner/step-2/rank_0.pt", ["run/step-1/", "run/step-1/inner/step-2/"]),
+        ("run/step-10/x/" + "y/" * 500, ["run/step-10/"]),
+    ],
+)
+def test_a_prefix_finds_what_lies_under_it_and_around_it(tmp_path: Path, prefix: str, found: list[str]) -> None:
+    """The checkpoint in whose directory an object lies, too."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        for directory in ("run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"):
+            await put(harness, f"{directory}rank_0.pt")
+        assert [one["prefix"] for one in await shown(harness, Prefix("bucket", prefix))] == found
+
+    with_harness(tmp_path, scenario)
+
+
 def test_a_page_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends before, and goes on behind what it has."""
     monkeypatch.setattr(report, "PAGE_BYTES", 1)
