@@ -1,7 +1,7 @@
-"""Checkpoints by the frameworks' own callbacks, into a slot with `write = "back"`: grouped, durable, and trained on from.
+"""Checkpoints by the frameworks' own callbacks, in a slot with `write = "back"`: grouped, durable, and gone on from.
 
-Lightning writes to s3:// by itself, through fsspec. Hugging Face's Trainer writes to a directory, which a callback takes
-to the bucket, as its users do.
+Lightning writes to s3:// by itself, through fsspec. Hugging Face's Trainer writes to a directory, which a callback
+takes to the bucket, as its users do.
 """
 
 from __future__ import annotations
