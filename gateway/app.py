@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import structlog
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
@@ -53,7 +55,10 @@ from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.checkpoints.reads import CheckpointReads
 from gateway.writeback.flushing.flush_logger import FlushLogger
+
+_log = structlog.get_logger("forebay.writeback")
 
 _LEARNED_SECONDS_MAX = 1.0
 """So long changed slots wait at most until what was learned is written down."""
@@ -242,6 +247,7 @@ async def s3_application(
             writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
             homes=settings.homes,
+            reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(
@@ -348,7 +354,7 @@ async def upkeep(
             counters = node.metrics.writeback
             log = FlushLogger(counters, node.clock)
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
-            async with flushing(settings, buffer, around) as flusher:
+            async with flushing(settings, buffer, around, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
                 with live.following(follow):
@@ -397,6 +403,18 @@ class _CeilingsBefore:
 
     def _of(self, live: LiveSettings) -> object:
         return live.bandwidth, ceilings_of(live.now), shares_of(live.now)
+
+
+@contextmanager
+def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
+    """Who counts what is read of checkpoints; None without a directory that all processes have, or room in it."""
+    try:
+        reads = CheckpointReads(directory, worker, clock) if directory is not None else None
+    except OSError as error:
+        _log.warning("reads of checkpoints are not counted", reason=str(error))
+        reads = None
+    with closing(reads) if reads is not None else nullcontext():
+        yield reads
 
 
 def _bounding(node: _Node) -> Bounding:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
@@ -26,6 +27,7 @@ from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.checkpoints.reads import reads_by_checkpoint
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder, order_of
 from gateway.writeback.flushing.requests import Requests
@@ -154,14 +156,17 @@ class Flushing:
 
 @asynccontextmanager
 async def flushing(
-    settings: Settings, buffer: WritebackBuffer | None, around: Surroundings
+    settings: Settings, buffer: WritebackBuffer | None, around: Surroundings, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
-    """What flushes a buffer, to be run; None where there is none."""
+    """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
+    checkpoints."""
     if buffer is None:
         yield None
         return
     queries = PendingQueries(buffer_directory(settings))
     try:
-        yield Flushing(buffer, queries, around)
+        made = Flushing(buffer, queries, around)
+        made.admin.report.reads = partial(reads_by_checkpoint, shared_directory)
+        yield made
     finally:
         await asyncio.to_thread(queries.close)

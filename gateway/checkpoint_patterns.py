@@ -5,13 +5,13 @@
     models/*/epoch-{step}.pt                one object
 
 A pattern is held against the whole key, part by part. It is matched in time that grows with the key's length, times
-the pattern's, whatever the key holds.
+the number of parts behind its first `**`, whatever the key holds: `too_many` bounds that for all patterns of a slot.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -22,6 +22,12 @@ BUILT_IN = "built-in"
 
 PATTERN_LENGTH_MAX = 1024
 """No key is longer."""
+
+PATTERNS_MAX = 64
+"""Of one slot."""
+
+SOUGHT_PARTS_MAX = 64
+"""Parts of a slot's patterns that are looked for at each place of a key; a key has 512 at most."""
 
 _ANY_PARTS = "**"
 _STEP, _RANK = "{step}", "{rank}"
@@ -50,8 +56,8 @@ class Numbers(NamedTuple):
 class PartPattern:
     """What stands between two slashes: texts and numbers before the `*`, and behind it, if there is one."""
 
-    before: Sequence[str]
-    behind: Sequence[str] | None
+    before: tuple[str, ...]
+    behind: tuple[str, ...] | None
 
     def match(self, text: str) -> Numbers | None:
         """None where the text is another. Each character is looked at once or twice, whatever they are."""
@@ -120,11 +126,45 @@ def _match(patterns: Sequence[PartPattern | None], parts: Sequence[str], count: 
         return _match_at(patterns, (), parts, 0, count)
     at = patterns.index(None)
     before, after = patterns[:at], patterns[at + 1 :]
-    skipped_max = len(parts) - len(before) - len(after)
-    for skipped in range(skipped_max + 1) if count is None else [count - len(before) - len(after)]:
-        if skipped >= 0 and (found := _match_at(before, after, parts, skipped, count)) is not None:
-            return found
-    return None
+    if count is not None:
+        skipped = count - len(before) - len(after)
+        return _match_at(before, after, parts, skipped, count) if skipped >= 0 else None
+    if len(parts) < len(before) or not _match_at(before, (), parts, 0, len(before)):
+        return None
+    return next(
+        (
+            found
+            for skipped in _places(after, parts[len(before) :])
+            if (found := _match_at(before, after, parts, skipped, None)) is not None
+        ),
+        None,
+    )
+
+
+def _places(patterns: Sequence[PartPattern | None], parts: Sequence[str]) -> Iterator[int]:
+    """How many parts may be skipped before these patterns: where they match, and where a number alone is too long."""
+    text, start, skipped = "/".join(parts), 0, 0
+    sought = _sought(tuple(one for one in patterns if one is not None))
+    while (found := sought.search(text, start)) is not None:
+        skipped += text.count("/", start, found.start())
+        yield skipped
+        start = found.start() + 1
+        skipped += text.count("/", found.start(), start)
+
+
+@lru_cache(1024)
+def _sought(patterns: tuple[PartPattern, ...]) -> re.Pattern[str]:
+    """Finds what patterns of parts match one behind another, and what has more digits than they take."""
+    parts = ["".join([*map(_expression, one.before), *_behind(one)]) for one in patterns]
+    return re.compile(rf"(?<![^/]){'/'.join(parts)}(?![^/])")
+
+
+def _behind(pattern: PartPattern) -> Sequence[str]:
+    return () if pattern.behind is None else ("[^/]*", *map(_expression, pattern.behind))
+
+
+def _expression(token: str) -> str:
+    return "[0-9]+" if token in (_STEP, _RANK) else re.escape(token)
 
 
 def _match_at(
@@ -145,6 +185,20 @@ def _match_at(
             return None
         step, rank = found.step if step is None else step, found.rank if rank is None else rank
     return _Matched(taken, step, rank)
+
+
+def too_many(patterns: Sequence[str]) -> str | None:
+    """Why so many patterns are not taken for one slot: each key that is written is held against all of them."""
+    if len(patterns) > PATTERNS_MAX:
+        return f"{len(patterns)} patterns: a slot has {PATTERNS_MAX} at most"
+    parsed = [parse_pattern(one) for one in patterns if one != BUILT_IN]
+    sought = sum(len(one.head) - 1 - one.head.index(None) for one in parsed if None in one.head)
+    if sought > SOUGHT_PARTS_MAX:
+        return (
+            f"{sought} parts stand between a ** and the checkpoint's own, which counts, too: {SOUGHT_PARTS_MAX} at "
+            "most, those of all patterns of the slot together, as they are looked for everywhere in each key"
+        )
+    return None
 
 
 @lru_cache(256)
@@ -196,6 +250,6 @@ def _compiled_part(text: str, part: str) -> PartPattern:
     if any("{" in token or "}" in token for token in tokens if token not in (_STEP, _RANK)):
         raise ValueError(f"{text!r}: braces stand around step and rank only")
     if "*" not in tokens:
-        return PartPattern(tokens, None)
+        return PartPattern(tuple(tokens), None)
     at = tokens.index("*")
-    return PartPattern(tokens[:at], tokens[at + 1 :])
+    return PartPattern(tuple(tokens[:at]), tuple(tokens[at + 1 :]))

@@ -8,6 +8,7 @@ import importlib
 import os
 import pkgutil
 import re
+import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gateway
+from gateway.checkpoint_patterns import too_many
+from gateway.objects import ObjectKey
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.xml_writer import encode_list_key, escape
+from gateway.writeback.checkpoints.layouts import Rules, member_of, rules_of
 from tests.support.client_parsers import PARSERS, ClientParser
 from tests.support.growth import backtracking, grows_in_pieces, grows_too_fast, python_steps
 from tests.support.piecewise_parsers import PIECEWISE
@@ -69,6 +73,23 @@ def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
             await asyncio.sleep(0)  # requests that have come whole begin, and are cancelled at the end
 
     asyncio.run(feed())
+
+
+SECONDS_OF_A_KEY_MAX = 0.02
+
+
+def test_the_patterns_of_a_slot_cost_little_of_any_key() -> None:
+    """As many as a slot may have, and `**` in each: the longest keys, of the most parts, do not keep others waiting."""
+    for unit in ("", "*/"):
+        patterns = tuple(f"**/{unit}{number:03}x-{{step}}/" for number in range(64 // (1 + unit.count("/"))))
+        assert too_many(patterns) is None
+        assert too_many((*patterns, "**/a/")) is not None
+        rules = rules_of(patterns)
+        for word in ("a/", "/", "063x-1234567890123456789/", "063x-/", "7/031x-1234567890123456789/"):
+            key = ObjectKey("bucket", (word * 1024)[:1024])
+            assert member_of(key, Rules(rules.patterns, built_in=False)) is None
+            seconds = min(timeit.repeat(lambda key=key, rules=rules: member_of(key, rules), number=1, repeat=5))  # type: ignore[misc]
+            assert seconds < SECONDS_OF_A_KEY_MAX, (unit, word)
 
 
 FILLERS = ("a", "&", "<", ">", '"', "'", "\r", "\x00", "\x7f", "\xe9", "\ud800", "\uffff", "%")

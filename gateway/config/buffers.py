@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.checkpoint_patterns import too_many
 from gateway.config.defaults import disk_usage, held_bytes
 from gateway.config.settings import Settings
 from gateway.config.units import format_size
@@ -37,6 +38,8 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
             if name in slot.model_fields_set and getattr(slot, name) is not None:
                 key = type(slot).model_fields[name].alias or name
                 yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), why)
+        if slot.checkpoints is not None and (why_not := too_many(slot.checkpoints)) is not None:
+            yield ConfigError(f"slots[{i}].checkpoints", slot.checkpoints, why_not)
     buffers_bytes = _buffers_bytes(settings)
     disk = disk_usage(settings.cache.directory) if buffers_bytes else None
     if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk.total:

@@ -100,6 +100,41 @@ _UPLOAD = {
         "reason": {"type": ["string", "null"], "description": "of the last failure"},
     },
 }
+_RESTORE = {
+    "type": "object",
+    "properties": {
+        "state": {
+            "enum": ["reading", "stalled", "over"],
+            "description": "stalled: nothing has come for a minute, and files lag behind others of their kind",
+        },
+        "began_at": _TIME,
+        "last_at": {**_TIME, "description": "the last byte that was sent"},
+        "files": {"type": "integer", "description": "those of which something was read, and all of their kinds"},
+        "files_begun": {"type": "integer", "description": "those of which something was read"},
+        "files_behind": {"type": "integer", "description": "those that lag"},
+        "bytes": {"type": "integer", "description": "of these files"},
+        "bytes_read": {"type": "integer", "description": "of each file as much as it has at most"},
+        "behind": {
+            "type": "object",
+            "properties": {
+                "ranks": {"type": "array", "items": {"type": "integer"}, "description": "that wrote these objects"},
+                "objects": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "key": {"type": "string"},
+                            "bytes": {"type": "integer"},
+                            "bytes_read": {"type": "integer"},
+                            "last_at": {"type": ["number", "null"], "description": "null: nothing was read"},
+                        },
+                    },
+                },
+            },
+            "description": "the first 100 that lag, those first that were read least",
+        },
+    },
+}
 _CHECKPOINT = {
     "type": "object",
     "properties": {
@@ -141,6 +176,10 @@ _CHECKPOINT = {
             "description": "what the save lacks still",
         },
         "reason": {"type": ["string", "null"], "description": "of a failure or conflict, or what a manifest waits for"},
+        "restore": {
+            "anyOf": [_RESTORE, {"type": "null"}],
+            "description": "how far it was read through this gateway the last time; null: not within the last hour",
+        },
     },
 }
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}

@@ -52,7 +52,7 @@ from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, 
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
-from gateway.s3.requests import S3Request, another_service, parse_request
+from gateway.s3.requests import Operation, S3Request, another_service, parse_request
 
 NOBODY = "none"
 """The credential of requests whose signature does not hold."""
@@ -85,6 +85,7 @@ class RequestRecord:
         "cache",
         "context",
         "credential",
+        "file",
         "operation",
         "raw_path",
         "reason",
@@ -113,6 +114,9 @@ class RequestRecord:
         self.request: S3Request | None = None
         self.answered: Mapping[str, str] = _NOTHING_ANSWERED
         """What the answer's head says of the object that was written."""
+
+        self.file: bytes | None = None
+        """What its bytes count for besides, of a checkpoint, once they are being sent."""
 
         self.credential = NOBODY
         self.admission: Admission | None = None
@@ -443,6 +447,8 @@ class S3App:
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
+            if record.context is not None and record.operation == Operation.GET_OBJECT and reply.status in (200, 206):
+                record.file = record.context.begin_reading()
             whole = whole_response(reply, scope, record)
             try:
                 if whole is not None:
@@ -470,6 +476,8 @@ class S3App:
                 self.observer.in_flight(-1)
             if record.admission is not None:
                 record.admission.leave()
+            if record.file is not None and self.services.reads is not None:
+                self.services.reads.end(record.file, record.sent_bytes)
             self._report(record)
             if self.audit is not None and scope["method"] not in READ_METHODS:
                 _audited(self.audit, record, scope)

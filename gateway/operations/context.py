@@ -35,6 +35,7 @@ from gateway.s3.headers import NO_HEADERS, EncodedHeaders
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.checkpoints.reads import CheckpointReads, counted_file
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a body, which are good only during the call. Runs on threads, never two calls at once."""
@@ -290,6 +291,9 @@ class AppContext:
     homes: Homes = field(default_factory=lambda: Homes(""))
     """Where buckets are: no request may name two that are not at one home."""
 
+    reads: CheckpointReads | None = None
+    """Counts what is sent of checkpoints' files; None: nobody does."""
+
     buffer_closed: bool = False
     """There may be acknowledged writes on this node's disk, and it cannot be used."""
 
@@ -354,6 +358,15 @@ class RequestContext:
     pair: KeyPair | None = None
     signed_by: KeyPair | None = None
     may_read: bool = False
+
+    def begin_reading(self) -> bytes | None:
+        """The object's bytes are about to be sent: what they count for, of a checkpoint (`CheckpointReads`), until they
+        `end`; None: nothing."""
+        reads = self.services.reads
+        file = counted_file(self.object_key, self.slot) if reads is not None else None
+        if reads is not None and file is not None:
+            reads.begin(file)
+        return file
 
     @property
     def object_key(self) -> ObjectKey:

@@ -21,6 +21,7 @@ from gateway.operations.writeback.write_through import deleted_through
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.xml import (
+    DELETE_RESULT_BYTES_MAX,
     DELETE_SIZE_BYTES_MAX,
     DeleteEntry,
     DeleteError,
@@ -32,8 +33,6 @@ from gateway.s3.xml import (
 )
 from gateway.s3.xml_writer import document
 from gateway.steps import in_steps
-
-RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 
 
 async def delete_objects(context: RequestContext) -> Response:
@@ -128,7 +127,7 @@ async def _delete_some(context: RequestContext, left: DeleteRequest, done: _Done
     if response.status != 200:
         return streamed_reply(response, head_only=False)
     async with response:
-        result = await response.read(RESULT_SIZE_BYTES_MAX)
+        result = await response.read(DELETE_RESULT_BYTES_MAX)
     try:
         merged = insert_delete_results(result, done.errors, done.deleted)
     except ValueError:

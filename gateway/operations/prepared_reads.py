@@ -32,6 +32,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
+from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
@@ -47,12 +48,13 @@ _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
 
 class PreparedAnswer(NamedTuple):
     """Its status is the tally's. `before` and `behind` are the lines of its head before and behind those of the
-    moment; no `span`: no body."""
+    moment; no `span`: no body. `file` is what its bytes count for besides, of a checkpoint."""
 
     tally: HitTally
     before: bytes
     behind: bytes
     span: WarmSpan | None
+    file: bytes | None = None
 
     def close(self) -> None:
         """It is not sent."""
@@ -109,6 +111,7 @@ class PreparedRead:
         "_blocks",
         "_buffer",
         "_etag",
+        "_file",
         "_hold",
         "_is_head",
         "_key",
@@ -132,6 +135,7 @@ class PreparedRead:
     ) -> None:
         version = held.head.version
         self._buffer = services.writeback
+        self._file = counted_file(key, slot) if services.reads is not None else None
         self._key = key
         self._slot = slot
         self._hold = held.hold
@@ -170,8 +174,8 @@ class PreparedRead:
             return judged.answer if judged is not None else None
         span = self._blocks.span(judged.first, judged.length)
         if isinstance(span, WarmSpan):
-            return judged.answer._replace(span=span)
-        return PreparedVerification(judged.answer, span) if span is not None else None
+            return judged.answer._replace(span=span, file=self._file)
+        return PreparedVerification(judged.answer._replace(file=self._file), span) if span is not None else None
 
     def may_answer(self, values: Conditions) -> bool:
         """Whether `answer` is likely to have one. Nothing is held."""

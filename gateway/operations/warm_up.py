@@ -88,7 +88,7 @@ async def _begin(context: RequestContext, version: ObjectVersion, reply: Respons
             return
     except StoreUnavailable:
         return
-    if not queue.begin(version, slot):
+    if not queue.begin(version, slot, context.credential):
         message = "Too many objects wait to be warmed. Please reduce your request rate."
         raise s3_error("SlowDown", message, headers=_LATER)
     if found.here is not None and found.here.here_bytes:

@@ -2,6 +2,8 @@
 
     begin ─▶ waiting, WAITING_MAX at most ─▶ OBJECTS_AT_ONCE of them ─▶ pieces, PIECES_AT_ONCE in all ─▶ blocks.fetch
 
+Callers have their turn one after the other, an object each, however many wait for one of them; and nobody has more
+places than are free for the others: half of them where nobody else warms.
 What several workers are asked for is fetched once: the cache agrees on each block (blocks/filling/single_flight.py).
 An object is left where the cache takes no more of it, where it is written or deleted meanwhile, and where the worker
 ends. Nothing of the queue outlives the worker: who wants the object asks again.
@@ -10,7 +12,7 @@ ends. Nothing of the queue outlives the worker: who wants the object asks again.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import Context
 from typing import Literal, TypeAlias
@@ -58,7 +60,9 @@ class WarmUpQueue:
         self._clock = clock
         self._is_pending = is_pending
         self._observer = WarmUpMetrics()
-        self._waiting: deque[tuple[ObjectVersion, Slot]] = deque()
+        self._waiting = OrderedDict[str, deque[tuple[ObjectVersion, Slot]]]()
+        """By caller; whose turn is next comes first."""
+        self._waiting_count = 0
         self._known: set[ObjectVersion] = set()
         """What waits and what runs."""
         self._running: set[asyncio.Task[None]] = set()
@@ -66,14 +70,17 @@ class WarmUpQueue:
         self._fetching = 0
         self._is_closed = False
 
-    def begin(self, version: ObjectVersion, slot: Slot) -> bool:
-        """Have all blocks of a version fetched in the background; False: too many wait. Twice is once."""
+    def begin(self, version: ObjectVersion, slot: Slot, caller: str) -> bool:
+        """Have all blocks of a version fetched in the background; False: too many wait, or too many for this caller.
+        Twice is once."""
         if version in self._known:
             return True
-        if self._is_closed or len(self._waiting) >= WAITING_MAX:
+        mine = self._waiting.get(caller, ())
+        if self._is_closed or len(mine) >= WAITING_MAX - self._waiting_count:
             return False
         self._known.add(version)
-        self._waiting.append((version, slot))
+        self._waiting.setdefault(caller, deque()).append((version, slot))
+        self._waiting_count += 1
         self._observer.waiting(1)
         if len(self._running) < OBJECTS_AT_ONCE:
             # In a context of its own: what belongs to the request ends with it.
@@ -94,15 +101,15 @@ class WarmUpQueue:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._observer.waiting(-len(self._waiting))
+        self._observer.waiting(-self._waiting_count)
         self._waiting.clear()
+        self._waiting_count = 0
         self._known.clear()
 
     async def _work(self) -> None:
         try:
             while self._waiting:
-                version, slot = self._waiting.popleft()
-                self._observer.waiting(-1)
+                version, slot = self._next()
                 try:
                     self._observer.ended(slot.name, await self._fetched(version, slot))
                 finally:
@@ -111,6 +118,16 @@ class WarmUpQueue:
             # In one step with the last look at what waits: what is begun from here on finds that it does not run.
             if (task := asyncio.current_task()) is not None:
                 self._running.discard(task)
+
+    def _next(self) -> tuple[ObjectVersion, Slot]:
+        """Take the first of the caller whose turn it is."""
+        caller, waiting = self._waiting.popitem(last=False)
+        found = waiting.popleft()
+        if waiting:
+            self._waiting[caller] = waiting
+        self._waiting_count -= 1
+        self._observer.waiting(-1)
+        return found
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
         """Fetch one object; how that ended."""

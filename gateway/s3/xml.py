@@ -10,7 +10,7 @@ expat and the tree do a large document at ten to thirty milliseconds for each Mi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter, lt
 from typing import NamedTuple, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -151,6 +151,7 @@ __all__ = [
     "document",
     "element",
     "encode_list_key",
+    "entries_left",
     "error_code_of",
     "escape",
     "insert_delete_results",
@@ -162,6 +163,7 @@ __all__ = [
 OBJECTS_COUNT_MAX = 1000
 
 DELETE_SIZE_BYTES_MAX = 8 * 1024**2
+DELETE_RESULT_BYTES_MAX = 8 * 1024**2
 COMPLETE_SIZE_BYTES_MAX = 8 * 1024**2
 _ELEMENTS_PER_ENTRY_MAX = 16
 _RESULT_END = re.compile(rb"</(?:\w++:)?DeleteResult\s*+>\s*+\Z")
@@ -320,6 +322,23 @@ def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted:
     if empty is None:
         raise ValueError("not a DeleteResult document")
     return result[: empty.start()] + b"<DeleteResult" + empty[1] + b">" + added + b"</DeleteResult>"
+
+
+def entries_left(result: bytes, asked: Collection[DeleteEntry]) -> Steps[frozenset[DeleteEntry]]:
+    """Those of a DeleteObjects that its `<DeleteResult>` calls refused; all of them where it is no such document."""
+    root = yield from _parse(result, _BoundedTree(1 + OBJECTS_COUNT_MAX * _ELEMENTS_PER_ENTRY_MAX))
+    if root is None or local_name(root) != "DeleteResult":
+        return frozenset(asked)
+    errors = [node for node in root if local_name(node) == "Error"]
+    refused = {(child_text(node, "Key"), child_text(node, "VersionId")) for node in errors}
+    # What an origin calls the version of a key that was asked for without one is its own matter.
+    named = {(entry.key, entry.version_id) for entry in asked if entry.version_id is not None}
+    plain = {key for key, _ in refused - named}
+    return frozenset(
+        entry
+        for entry in asked
+        if (entry.key in plain if entry.version_id is None else (entry.key, entry.version_id) in refused)
+    )
 
 
 def _delete_error(error: DeleteError) -> str:

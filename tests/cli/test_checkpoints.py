@@ -33,6 +33,7 @@ ONE: dict[str, Any] = {
     "exposed_seconds": 360_000.0,
     "missing": {"ranks": [], "objects": [], "open_uploads": 0},
     "reason": None,
+    "restore": None,
 }
 STALLED = ONE | {
     "prefix": "run/step-200/",
@@ -122,3 +123,30 @@ def test_what_is_not_sent_and_what_is_not_kept_is_said() -> None:
         "  not durable: 1.0 GiB on this node only, and not to be sent",
         "  not kept in the cache: no room\\u000a",
     ]
+
+
+def test_how_far_a_restore_has_got_is_said() -> None:
+    """With the files and ranks that lag where it has stalled; what lags in one that is over is nobody's matter."""
+    behind = [
+        {"key": f"run/step-100/__{rank}_0.distcp", "bytes": 100, "bytes_read": rank, "last_at": None}
+        for rank in range(12)
+    ]
+    restore = {
+        "state": "stalled",
+        "began_at": 1.0,
+        "last_at": 13.5,
+        "files": 128,
+        "files_begun": 14,
+        "files_behind": 114,
+        "bytes": 12_800,
+        "bytes_read": 12_799,
+        "behind": {"ranks": [3], "objects": behind},
+    }
+    over = restore | {"state": "over", "bytes_read": 12_800}
+    begun = restore | {"state": "reading", "files_behind": 0, "behind": {"ranks": [], "objects": []}}
+    with admin_double(page(*(ONE | {"restore": one} for one in (restore, over, begun)))) as port:
+        lines = run(port).stdout.splitlines()
+    names = ", ".join(f"__{rank}_0.distcp {rank}%" for rank in range(10))
+    assert lines[3] == f"  stalled restore: 99% of 128 files, within 12.5 s; behind of rank 3: {names} and 104 more"
+    assert lines[6] == "  restored: 100% of 128 files, within 12.5 s"
+    assert lines[9] == "  restore under way: 99% of 128 files, within 12.5 s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from gateway.config.checks import RESERVED_CALLERS
@@ -157,6 +158,19 @@ def test_a_pattern_of_checkpoints_that_is_none_is_refused_with_the_reason(tmp_pa
     assert settings.checkpoints == ["built-in", "x/{step}/"]
     [settings] = load(tmp_path, f"{back}[]\n").settings.slots
     assert settings.checkpoints == []
+
+
+def test_so_many_patterns_of_checkpoints_are_refused(tmp_path: Path) -> None:
+    """As each key that is written is held against all of them."""
+    back = f'[cache]\npersistent = true\ndirectory = "{tmp_path}/cache"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    back += 'write = "back"\ncheckpoints = '
+    deep = [f"a{number}-x/**/{'x/' * 7}s-{{step}}/" for number in range(8)]
+    load(tmp_path, f"{back}{orjson.dumps(deep).decode()}\n")
+    [told] = problems(tmp_path, f"{back}{orjson.dumps([*deep, '**/y/']).decode()}\n").values()
+    assert "65 parts stand between a ** and the checkpoint's own, which counts, too: 64 at most" in told
+    many = orjson.dumps([f"a{number}-x/" for number in range(65)]).decode()
+    [told] = problems(tmp_path, f"{back}{many}\n").values()
+    assert "65 patterns: a slot has 64 at most" in told
 
 
 @pytest.mark.parametrize("key_id", RESERVED_CALLERS)

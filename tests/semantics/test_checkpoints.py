@@ -147,6 +147,33 @@ def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: Path) 
     with_client(tmp_path, scenario)
 
 
+def test_11_2_what_the_origin_refuses_to_delete_is_shown_as_before(tmp_path: Path) -> None:
+    """11.2 By a DeleteObjects too, in which other keys were deleted; and where its answer says nothing that is
+    understood."""
+    names = [f"{STEP}/__{rank}_0.distcp" for rank in range(3)]
+    errors = f"<Error><Key>{names[1]}</Key><VersionId/><Code>AccessDenied</Code></Error>"
+    errors += f"<Error><Key>{names[2]}</Key><VersionId>old</VersionId><Code>AccessDenied</Code></Error>"
+    document = f"<DeleteResult>{errors}</DeleteResult>".encode()
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for name in names:
+            await client.ask("PUT", name, b"x")
+        async with client.flushing():
+            await eventually(lambda: client.pending(names[-1]) is None)
+        entries = "".join(f"<Object><Key>{name}</Key></Object>" for name in names)
+        entries += f"<Object><Key>{names[2]}</Key><VersionId>old</VersionId></Object>"
+        body = f"<Delete><Quiet>true</Quiet>{entries}</Delete>".encode()
+        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        for answer, left in ((b"no document", 3), (document, 1)):
+            client.origin.inject(on(Operation.DELETE_OBJECTS), Answer(200, body=answer))
+            told = await client.ask("POST", "?delete", body, {"content-md5": digest})
+            assert told.body == answer
+            assert (await shown(client))[f"{STEP}/"]["files"] == left
+
+    with_client(tmp_path, scenario)
+
+
 def test_11_3_what_goes_through_counts_for_its_checkpoint(tmp_path: Path) -> None:
     """11.3 As the first write to a bucket does: the bucket has it, and this node knows."""
 

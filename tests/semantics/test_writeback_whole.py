@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.policy.slots import Grant, Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing import manifest_files
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
@@ -318,6 +319,27 @@ def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> 
         await client.flush()
 
     with_client(tmp_path, scenario)
+
+
+def test_6_8_what_durable_hangs_on_is_asked_for_with_the_gateways_own_key(tmp_path: Path) -> None:
+    """6.8 Whose rights end within a directory learns whether a file is there that its manifest names, and no more."""
+    manifest, named = "back/run/step-1/model.safetensors.index.json", "back/run/step-1/other.safetensors"
+    grant = Grant((Prefix.parse("s3://bucket/back/run/step-1/model"), Prefix.parse("s3://bucket/back/first")))
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", manifest, b'{"weight_map": {"a": "other.safetensors"}}')
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.HEAD_OBJECT, key=named) > 0)
+            assert (await client.ask("HEAD", manifest)).headers["x-forebay-durable"] == "false"
+            client.origin.put("bucket", named, b"of another node")
+            await client.ask("HEAD", named, status=403)
+            await client.ask("GET", named, status=403)
+        async with client.flushing(ahead_seconds=600.0):
+            await eventually(lambda: client.pending(manifest) is None)
+        assert (await client.ask("HEAD", manifest)).headers["x-forebay-durable"] == "true"
+
+    with_client(tmp_path, scenario, grant=grant)
 
 
 def test_6_8_a_marker_is_not_durable_while_the_rest_of_its_checkpoint_is_pending(tmp_path: Path) -> None:

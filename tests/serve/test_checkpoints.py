@@ -71,3 +71,37 @@ def test_a_checkpoint_is_followed_from_its_save_to_the_bucket(origin: StrictOrig
         for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
             again.s3.delete_object(Bucket="bucket", Key=f"back/{STEP}/{name}")
         assert state(again) is None
+
+
+@pytest.mark.slow
+def test_how_far_a_checkpoint_is_read_is_shown(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Of each file, whether the buffer answers or the cache; each byte once, and no HEAD."""
+    size = 1_000_000
+
+    def restore() -> dict[str, Any]:
+        [found] = checkpoints(one, f"s3://bucket/back/{STEP}/")
+        shown: dict[str, Any] = found["restore"]
+        return shown
+
+    def read(rank: int, first: int, last: int) -> None:
+        key = f"back/{STEP}/__{rank}_0.distcp"
+        assert len(one.s3.get_object(Bucket="bucket", Key=key, Range=f"bytes={first}-{last}")["Body"].read()) > 0
+
+    with running(origin, tmp_path / "cache") as one:
+        for rank in range(2):
+            one.put(f"{STEP}/__{rank}_0.distcp", b"x" * size)
+        one.put(f"{STEP}/.metadata", b"manifest")
+        assert restore() is None
+        read(0, 0, 99_999)
+        assert one.run("flush", f"s3://bucket/back/{STEP}", "--wait").exit_code == 0
+        for at in range(100_000, size, 100_000):
+            read(0, at, at + 99_999)
+        for at in range(5):
+            read(1, at * 100_000, at * 100_000 + 99_999)
+        one.s3.head_object(Bucket="bucket", Key=f"back/{STEP}/__1_0.distcp")
+        eventually(lambda: restore()["bytes_read"] == 1_500_000)
+        found = restore()
+        assert (found["state"], found["files"], found["files_begun"], found["bytes"]) == ("reading", 2, 2, 2 * size)
+        [behind] = found["behind"]["objects"]
+        assert (behind["bytes_read"], found["behind"]["ranks"]) == (500_000, [1])
+        assert "restore under way: 75% of 2 files" in one.run("checkpoints").stdout

@@ -252,6 +252,8 @@ class PreparedRequests:
     def begin(self, answer: PreparedAnswer) -> tuple[str, bytes]:
         """Another request id, and the lines of an answer's head that have it."""
         request_id = next_request_id()
+        if answer.file is not None and self._services.reads is not None:
+            self._services.reads.begin(answer.file)
         encoded_id = request_id.encode()
         lines = _STATUS_LINES[answer.tally.status] + answer.before + IDENTITY % (encoded_id, encoded_id) + _HIT
         return request_id, lines
@@ -260,6 +262,8 @@ class PreparedRequests:
         """All of an answer is sent, `sent_bytes` of it are its body's."""
         seconds, tally = time.perf_counter() - began, answer.tally
         tally.add(seconds, sent_bytes)
+        if answer.file is not None and self._services.reads is not None:
+            self._services.reads.end(answer.file, sent_bytes)
         if self._laying is None:
             self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
         if answer.span is not None:
@@ -299,6 +303,8 @@ class PreparedRequests:
 
     def _not_sent(self, answer: PreparedAnswer, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
         tally, span = answer.tally, answer.span
+        if answer.file is not None and self._services.reads is not None:
+            self._services.reads.end(answer.file, sent_bytes)
         if span is not None:
             self._cache.hit_bytes(tally.slot, span.span.count)
             span.close()

@@ -9,7 +9,7 @@ document says, which may come long after its head.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,8 +24,9 @@ from gateway.s3.error_codes import error_document
 from gateway.s3.headers import multipart_etag, unquote, without
 from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
-from gateway.s3.xml import DeleteEntry
+from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
+from gateway.steps import in_steps
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
@@ -142,19 +143,20 @@ async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_
     return await with_retries(noted(), clock, headers=headers)
 
 
-async def whole_document(reply: Response) -> bytes:
-    """The body of an answer of the origin, a small document, and the white space before it; the answer is closed."""
+async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTES_MAX) -> bytes:
+    """The body of an answer of the origin, a document, without the white space before it; the answer is closed.
+    OriginBodyError."""
     try:
         if isinstance(reply.body, bytes):
             return reply.body
-        document = b""
+        document = bytearray()
         if not isinstance(reply.body, (memoryview, PinnedFileSpan)):
             async for piece in reply.body:
                 assert isinstance(piece, (bytes, memoryview))  # noqa: S101 - the origin's bytes, and no file's
-                document = (document + bytes(piece)).lstrip()
-                if len(document) > RESULT_SIZE_BYTES_MAX:
+                document += piece if document else bytes(piece).lstrip()
+                if len(document) > size_bytes_max:
                     raise OriginBodyError("the origin's answer is too long for the result of a write")
-        return document
+        return bytes(document)
     finally:
         await reply.aclose()
 
@@ -162,23 +164,26 @@ async def whole_document(reply: Response) -> bytes:
 async def deleted_through(
     context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
-    """Carry out a DeleteObjects at the origin, answered or not; what became of each is not looked at. Of a key of which
-    it names a version there may be others."""
-    is_done = False
+    """Carry out a DeleteObjects at the origin, answered or not. What its answer calls deleted leaves its checkpoint; of
+    a key of which the request names a version there may be others. OriginBodyError for an answer that is not whole."""
+    bucket, slots = context.request.bucket or "", context.services.slots
+    changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
+    left: Collection[DeleteEntry] = changed
     try:
         reply = await delete
-        is_done = reply.status == 200
+        if reply.status == 200 and changed:
+            document = await whole_document(reply, DELETE_RESULT_BYTES_MAX)
+            left = await in_steps(entries_left(document, changed))
+            reply = replace(reply, headers=without(reply.headers, "content-length"), body=document, resource=None)
         return reply
     finally:
-        bucket, slots = context.request.bucket or "", context.services.slots
         own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
-        changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
 
         def note(tx: JournalTransaction) -> None:
             for one in changed:
                 key = ObjectKey(bucket, one.key)
                 tx.record_own_write(key, own)
-                if is_done and one.version_id is None:
+                if one not in left and one.version_id is None:
                     tx.leave_checkpoint(key)
 
         if changed:

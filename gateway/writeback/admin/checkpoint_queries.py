@@ -18,6 +18,7 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
+from gateway.writeback.checkpoints.restores import CheckpointFile
 from gateway.writeback.checkpoints.retention import Save
 from gateway.writeback.checkpoints.state import (
     CheckpointFacts,
@@ -34,6 +35,8 @@ UPLOADS_MAX = 1000
 """Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
 
 _REMEMBERED_MAX = 2000
+
+_SLASH = ord("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,11 @@ class CheckpointQueries:
         query = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
         found = await self._queries.look(lambda rows: rows.execute(query, (checkpoint_id,)).fetchall())
         return [ObjectKey(bucket, decoded(key)) for bucket, key in found]
+
+    async def files(self, checkpoint_id: int) -> Sequence[CheckpointFile]:
+        """The objects of a checkpoint that count."""
+        found = await self._queries.look(lambda rows: _objects(rows, checkpoint_id))
+        return [CheckpointFile(one.key, one.size_bytes, one.rank) for one in found]
 
     def _local(
         self, rows: sqlite3.Connection, slots: Collection[str]
@@ -288,11 +296,16 @@ def _is_whole(facts: CheckpointFacts) -> bool:
 
 
 def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:
-    """Checkpoints under a prefix; also that within which a longer prefix lies."""
+    """Checkpoints under a prefix; also those in whose directories a longer prefix lies."""
     if not prefix.bucket:
         return "1", ()
     start = text(prefix.key_prefix)
-    return "bucket = ? AND prefix >= ? AND prefix < ?", (prefix.bucket, start, start + BEHIND_ALL)
+    above = [start[: at + 1] for at, byte in enumerate(start[:-1]) if byte == _SLASH]
+    marks = ",".join("?" * len(above))
+    return (
+        f"bucket = ? AND ((prefix >= ? AND prefix < ?) OR prefix IN ({marks}))",
+        (prefix.bucket, start, start + BEHIND_ALL, *above),
+    )
 
 
 def key_of(row: CheckpointRow) -> ObjectKey:

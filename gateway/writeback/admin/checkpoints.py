@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import orjson
 
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
@@ -13,6 +16,8 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
+from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
 from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
@@ -21,6 +26,12 @@ _SHARE = 50.0
 """Looks take this part of the time at most."""
 
 RANKS_SHOWN_MAX = 1000
+
+PAGE_BYTES = 2**20
+"""A page ends with the checkpoint with which it has so much."""
+
+Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[Pass]]]
+"""Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)
 
@@ -42,6 +53,8 @@ class CheckpointsReport:
         self._see_again_at = 0.0
         self.kept: Callable[[], Mapping[ObjectKey, str | None]] = dict
         """The checkpoints that are to stay in the cache, and why one does not, if so."""
+        self.reads: Callable[[], Reads] = dict
+        """What was read of checkpoints; it reads files."""
 
     async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
         """Those under a prefix; in the order of bucket and prefix. ValueError for a state or a token that is none."""
@@ -53,8 +66,26 @@ class CheckpointsReport:
         await self._see()
         now = self._clock.now()
         found, following = await self._queries.page(prefix, (bucket, last), count, now, frozenset(states))
-        documents = [self._document(one, now) for one in found]
+        read = await asyncio.to_thread(self.reads)
+        documents, size_bytes = list[dict[str, Any]](), 0
+        for row in found:
+            documents.append(self._document(row, now) | {"restore": await self._restore(row, read, now)})
+            size_bytes += len(orjson.dumps(documents[-1]))
+            if size_bytes >= PAGE_BYTES and row is not found[-1]:
+                following = (row.name.bucket, row.name.prefix)
+                break
         return {"checkpoints": documents, "next": to_token(*following) if following is not None else None}
+
+    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> dict[str, Any] | None:
+        """The last time that it was read, as a document; None: it was not within the last hour."""
+        of_checkpoint = checkpoint_id(row.name.bucket, row.name.prefix)
+        passes = read.get(of_checkpoint)
+        if not passes:
+            return None
+        files = await self._queries.files(row.id)
+        by_key = {file.key: found for file in files if (found := passes.get(file_id(of_checkpoint, file.key)))}
+        facts = restore_of(files, by_key, now)
+        return None if facts is None else restore_document(facts)
 
     async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
         """For ever: tell of how many there are, and look at how fast they move. `slots` may change."""
@@ -112,3 +143,30 @@ class CheckpointsReport:
 def _missing(row: CheckpointRow) -> Mapping[str, Any]:
     missing = row.facts.missing
     return {"ranks": list(missing.ranks), "objects": list(missing.keys), "open_uploads": missing.uploads}
+
+
+def restore_document(facts: RestoreFacts) -> dict[str, Any]:
+    """Times in seconds since 1970."""
+    ranks = {one.file.rank for one in facts.behind if one.file.rank is not None}
+    return {
+        "state": facts.state.value,
+        "began_at": facts.began_at,
+        "last_at": facts.last_at,
+        "files": facts.files,
+        "files_begun": facts.files_begun,
+        "files_behind": facts.files_behind,
+        "bytes": facts.size_bytes,
+        "bytes_read": facts.read_bytes,
+        "behind": {
+            "ranks": sorted(ranks),
+            "objects": [
+                {
+                    "key": one.file.key,
+                    "bytes": one.file.size_bytes,
+                    "bytes_read": one.read_bytes,
+                    "last_at": one.last_at,
+                }
+                for one in facts.behind
+            ],
+        },
+    }

@@ -143,10 +143,11 @@ def _directory(parts: Sequence[str]) -> _Directory | None:
         found = _named(parts[count - 1])
         if found is None:
             continue
-        above = _named(parts[count - 2]) if count > 1 else None
-        is_inner = above is not None and found[1] in ("deepspeed", "megatron")
-        if above is not None and is_inner and (above[0] == found[0] or above[1] == "huggingface"):
-            return _Directory(count - 1, *above)
+        while count > 1 and found[1] in ("deepspeed", "megatron"):
+            above = _named(parts[count - 2])
+            if above is None or not (above[0] == found[0] or above[1] == "huggingface"):
+                break
+            count, found = count - 1, above
         return _Directory(count, *found)
     return None
 

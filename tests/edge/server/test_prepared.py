@@ -50,6 +50,7 @@ from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
+from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
@@ -622,6 +623,52 @@ def test_what_was_asked_for_before_is_known_of_a_million_others(tmp_path: Path) 
             return len(kept._objects) - kept_before
 
     assert asyncio.run(scenario()) == 1
+
+
+def test_what_is_prepared_counts_for_its_checkpoint(tmp_path: Path) -> None:
+    """Every byte once, as by the whole way; where the client leaves, what it was sent, and nothing is open."""
+    content = random.Random(1).randbytes(LARGE_BYTES)
+    paths = [f"{slot}/step-1/__0_0.distcp" for slot in "wy"]
+
+    async def scenario() -> None:
+        clock, keyring = SetClock(), ChangingKeyring()
+        async with gateway_app(
+            tmp_path / "cache",
+            slots=SLOTS,
+            clock=clock,
+            keyring=keyring,
+            writeback=True,
+            block_size_bytes=LARGE_BYTES,
+        ) as gateway:
+            gateway.app.services.reads = counted_here = CheckpointReads(tmp_path, 0, clock)
+            for path in paths:
+                gateway.origin.put("bucket", path, content)
+            async with both_ports(gateway, clock, keyring) as both:
+                for way in ("fast", "fast", "fast", "fast", "slow"):
+                    for path in paths:
+                        await both.settled(both.ask(Asked("GET", path, {}), way))
+                        await both.settled(both.ask(Asked("HEAD", path, {}), way))
+                assert [read_of(path) for path in paths] == [(5 * LARGE_BYTES, 0)] * 2
+                wire = await both.fast.connect(limit=1024)
+                await wire.say(head_of(Asked("GET", paths[0], {}), keyring.secrets["ALL"], clock.now()))
+                await both.fast.requests(1)
+                assert read_of(paths[0]) == (5 * LARGE_BYTES, 1)
+                wire.abort()
+                await both.fast.requests(0)
+                read_bytes, opened = read_of(paths[0])
+                assert 5 * LARGE_BYTES <= read_bytes < 6 * LARGE_BYTES
+                assert opened == 0
+            counted_here.close()
+
+    def read_of(path: str) -> tuple[int, int]:
+        of_checkpoint = checkpoint_id("bucket", path.rpartition("/")[0] + "/")
+        [one] = reads_by_checkpoint(tmp_path)[of_checkpoint][file_id(of_checkpoint, path)]
+        return one.read_bytes, one.open
+
+    before = [PREPARED_REQUESTS.value("GetObject", slot) for slot in ("buffered", "asked")]
+    asyncio.run(scenario())
+    after = [PREPARED_REQUESTS.value("GetObject", slot) for slot in ("buffered", "asked")]
+    assert all(later > earlier for earlier, later in zip(before, after, strict=True))
 
 
 @asynccontextmanager

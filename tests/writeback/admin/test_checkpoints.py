@@ -13,9 +13,11 @@ import pytest
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.writeback.admin import checkpoints as report
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES, CheckpointsReport
 from gateway.writeback.admin.writeback_admin import NoWriteback
+from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.state import STALLED_SECONDS
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.order import with_order
@@ -317,3 +319,74 @@ def test_pages_do_not_look_at_all_checkpoints_each() -> None:
         assert queries.looks == 2
 
     asyncio.run(scenario())
+
+
+def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
+    """From what workers have counted; nothing of it where nothing was read."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        await harness.buffer.learn()
+        await save(harness, 1)
+        await save(harness, 2)
+        of_checkpoint, now = checkpoint_id("bucket", "run/step-1/"), harness.buffer.clock.now()
+        first = file_id(of_checkpoint, "run/step-1/__0_0.distcp")
+        harness.admin.report.reads = lambda: {of_checkpoint: {first: [Pass(1, now, now)]}}
+        reading, other = await shown(harness)
+        assert (reading["restore"]["state"], other["restore"]) == ("reading", None)
+        await harness.buffer.clock.advance(60.0)
+        stalled, _ = await shown(harness)
+        assert stalled["restore"] == {
+            "state": "stalled",
+            "began_at": now,
+            "last_at": now,
+            "files": 2,
+            "files_begun": 1,
+            "files_behind": 1,
+            "bytes": 2,
+            "bytes_read": 1,
+            "behind": {
+                "ranks": [1],
+                "objects": [{"key": "run/step-1/__1_0.distcp", "bytes": 1, "bytes_read": 0, "last_at": None}],
+            },
+        }
+
+    with_harness(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("run/step-1", ["run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"]),
+        ("run/step-1/", ["run/step-1/", "run/step-1/inner/step-2/"]),
+        ("run/step-1/rank", ["run/step-1/"]),
+        ("run/step-1/inner/step-2/rank_0.pt", ["run/step-1/", "run/step-1/inner/step-2/"]),
+        ("run/step-10/x/" + "y/" * 500, ["run/step-10/"]),
+    ],
+)
+def test_a_prefix_finds_what_lies_under_it_and_around_it(tmp_path: Path, prefix: str, found: list[str]) -> None:
+    """The checkpoint in whose directory an object lies, too."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        for directory in ("run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"):
+            await put(harness, f"{directory}rank_0.pt")
+        assert [one["prefix"] for one in await shown(harness, Prefix("bucket", prefix))] == found
+
+    with_harness(tmp_path, scenario)
+
+
+def test_a_page_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends before, and goes on behind what it has."""
+    monkeypatch.setattr(report, "PAGE_BYTES", 1)
+
+    async def scenario(harness: AdminHarness) -> None:
+        for step in range(3):
+            await put(harness, f"run/step-{step}/rank_0.pt")
+        found = list[str]()
+        after: Any = ""
+        for _ in range(3):
+            page = await harness.admin.checkpoints(EVERYTHING, after, 100, ())
+            [one], after = page["checkpoints"], page["next"]
+            found.append(one["prefix"])
+        assert (found, after) == ([f"run/step-{step}/" for step in range(3)], None)
+
+    with_harness(tmp_path, scenario)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.checkpoint_patterns import parse_pattern
@@ -247,6 +247,25 @@ def test_a_checkpoint_is_a_prefix_of_its_keys(key: str) -> None:
         assert member.rank is None or 0 <= member.rank < 10**18
 
 
+DEEP = ("runs/**/s{step}/", "**/*/{step}/", "a/**/b/a*b-{step}/", "**/a*-{step}.d/**/r{rank}.pt", "**/x/*/")
+DEEP_KEYS = st.lists(
+    st.sampled_from(["runs", "s7", "s8", "a", "b", "ab-5", "abb-55", "a-7.d", "x", "", "3", "1" * 19, "r3.pt"]),
+    max_size=9,
+).map("/".join)
+
+
+@given(pattern=st.sampled_from(DEEP), key=DEEP_KEYS)
+@settings(max_examples=500)
+def test_two_stars_stand_for_as_few_parts_as_can_be(pattern: str, key: str) -> None:
+    """As if as many single stars stood there."""
+    before, _, behind = pattern.partition("**/")
+    like = (parse_pattern(before + "*/" * count + behind).find(key + "/") for count in range(key.count("/") + 2))
+    expected = next((one for one in like if one is not None), None)
+    found_in = parse_pattern(pattern).find(key + "/")
+    assert (found_in and found_in[:2]) == (expected and expected[:2])
+
+
+@example(key="x-step=3-last/global_step3/global_step3/", other="")
 @given(key=KEYS, other=st.text(max_size=10).filter(lambda text: "/" not in text))
 def test_what_lies_beside_an_object_in_a_numbered_directory_is_of_the_same_checkpoint(key: str, other: str) -> None:
     """Whatever it is called."""

@@ -1,0 +1,164 @@
+"""How far the files of checkpoints have been read: a small table of each worker, in memory that all processes share.
+
+A worker counts what it sends of objects in slots that write back, where their keys say that they belong to a
+checkpoint; of others nothing is looked at. Whoever shows checkpoints reads the tables of all workers. A file is known
+by a digest of its name: there is no key in the memory, and each file takes as much as any other. Where there are more
+than FILES_MAX, those are forgotten that were not read for longest.
+
+What is read of a file with no longer break than a minute is one pass; the last two are kept. Figures may be read while
+they are written, and are then those of a moment before, or in part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.clock import Clock
+from gateway.durable import map_shared
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Slot
+from gateway.writeback.checkpoints.layouts import member_of, rules_of
+
+FILES_MAX = 4096
+"""Of one worker."""
+
+PAUSE_SECONDS = 60.0
+"""What is read after so long a break is another pass."""
+
+_NAME = "checkpoint-reads-"
+_ID_BYTES = 24
+_ROW = struct.Struct(f"<{_ID_BYTES}sIxxxxQddQdd")
+_FILE_BYTES = FILES_MAX * _ROW.size
+
+
+def checkpoint_id(bucket: str, prefix: str) -> bytes:
+    """With which the ids of its files begin."""
+    return hashlib.blake2b(f"{bucket}\0{prefix}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def file_id(of_checkpoint: bytes, key: str) -> bytes:
+    """By which a file is counted."""
+    return of_checkpoint + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def counted_file(key: ObjectKey, slot: Slot) -> bytes | None:
+    """The id of an object whose reads are counted; None: they are not."""
+    if not slot.is_buffered:
+        return None
+    member = member_of(key, rules_of(slot.checkpoints))
+    return None if member is None else file_id(checkpoint_id(key.bucket, member.checkpoint.prefix), key.key)
+
+
+class Pass(NamedTuple):
+    """What was read of a file without a long break. Times in seconds since 1970."""
+
+    read_bytes: int
+    first_at: float
+    last_at: float
+    open: int = 0
+    """Answers that are being sent."""
+
+
+class _Entry:
+    __slots__ = ("at", "first_at", "last_at", "of_before", "open", "read_bytes")
+
+    def __init__(self, at: int, now: float) -> None:
+        self.at = at
+        self.open = self.read_bytes = 0
+        self.first_at = self.last_at = now
+        self.of_before = (0, 0.0, 0.0)
+
+
+class CheckpointReads:
+    """What one worker has read. Event loop only; `close` at the end."""
+
+    def __init__(self, directory: Path, worker: int, clock: Clock) -> None:
+        """OSError. What the worker before it with the same number has counted goes on."""
+        self._clock = clock
+        self._map = map_shared(directory / f"{_NAME}{worker}", _FILE_BYTES)
+        self._entries = OrderedDict[bytes, _Entry]()
+        """The one that was read last comes last."""
+        found = [(file, at, passes) for at, (file, passes) in enumerate(_rows(self._map)) if passes]
+        for file, at, passes in sorted(found, key=lambda one: one[2][0].last_at):
+            entry = self._entries[file] = _Entry(at, 0.0)
+            entry.read_bytes, entry.first_at, entry.last_at, _ = passes[0]
+            entry.of_before = passes[1][:3] if len(passes) > 1 else entry.of_before
+            self._write(file, entry)
+
+    def close(self) -> None:
+        """Nothing is counted any more. Idempotent."""
+        self._map.close()
+
+    def begin(self, file: bytes) -> None:
+        """An answer with bytes of a file is about to be sent; `end` follows."""
+        now, entry = self._clock.now(), self._entries.get(file)
+        if entry is None:
+            entry = self._place(file, now)
+        else:
+            self._entries.move_to_end(file)
+            if not entry.open and now - entry.last_at >= PAUSE_SECONDS:
+                entry.of_before = (entry.read_bytes, entry.first_at, entry.last_at)
+                entry.read_bytes, entry.first_at = 0, now
+        entry.open += 1
+        entry.last_at = now
+        self._write(file, entry)
+
+    def end(self, file: bytes, sent_bytes: int) -> None:
+        """So many bytes of it were sent."""
+        entry = self._entries.get(file)
+        if entry is None:  # so many others have been read meanwhile
+            return
+        entry.open = max(0, entry.open - 1)
+        entry.last_at = self._clock.now()
+        entry.read_bytes += sent_bytes
+        self._write(file, entry)
+
+    def _place(self, file: bytes, now: float) -> _Entry:
+        at = len(self._entries)
+        if at >= FILES_MAX:
+            _, oldest = self._entries.popitem(last=False)
+            at = oldest.at
+        entry = self._entries[file] = _Entry(at, now)
+        return entry
+
+    def _write(self, file: bytes, one: _Entry) -> None:
+        if self._map.closed:
+            return
+        _ROW.pack_into(
+            self._map,
+            one.at * _ROW.size,
+            file,
+            one.open,
+            one.read_bytes,
+            one.first_at,
+            one.last_at,
+            *one.of_before,
+        )
+
+
+def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[Pass]]]:
+    """Files with their passes, the last one first; none where nothing was read of it."""
+    for at in range(0, _FILE_BYTES, _ROW.size):
+        file, opened, read_bytes, first_at, last_at, *of_before = _ROW.unpack_from(content, at)
+        if not any(file):
+            return
+        passes = [Pass(read_bytes, first_at, last_at, opened), Pass(*of_before[:3])]
+        yield file, [one for one in passes if one.last_at]
+
+
+def reads_by_checkpoint(directory: Path | None) -> Mapping[bytes, Mapping[bytes, Sequence[Pass]]]:
+    """Of all workers: id of a checkpoint → id of a file → its passes. Some milliseconds for a full table."""
+    found: dict[bytes, dict[bytes, list[Pass]]] = {}
+    for path in sorted(directory.glob(f"{_NAME}*")) if directory is not None else []:
+        content = path.read_bytes()
+        if len(content) < _FILE_BYTES:  # being made
+            continue
+        for file, passes in _rows(content):
+            found.setdefault(file[:8], {}).setdefault(file, []).extend(passes)
+    return found
