@@ -153,9 +153,10 @@ $(STAMPS)/demo: $(BUILT_OF) $(STAMPS)/venv
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
-$(STAMPS)/test: $(BUILT_OF) $(STAMPS)/venv
+$(STAMPS)/test: $(BUILT_OF) tools/install_helm.py $(STAMPS)/venv
 	@echo "installing Forebay and its test tools into $(VENV) (a minute the first time)"
 	@$(PIP) -e '.[test]'
+	@$(BIN)/python -m tools.install_helm
 	@touch $@
 
 $(STAMPS)/dev: $(BUILT_OF) $(STAMPS)/venv
