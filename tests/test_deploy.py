@@ -97,6 +97,15 @@ def test_the_linter_would_find_something(tmp_path: Path) -> None:
     assert _hadolint(bad).returncode == 1
 
 
+def test_the_bases_of_the_image_are_pinned() -> None:
+    """By digest, of the same Python: the environment that the first stage makes runs in the second one."""
+    bases = re.findall(
+        r"^FROM python:(\d+\.\d+)\.\S+@sha256:[0-9a-f]{64}", DOCKERFILE.read_text(encoding="utf-8"), re.M
+    )
+    assert len(bases) == DOCKERFILE.read_text(encoding="utf-8").count("\nFROM ") == 2
+    assert len(set(bases)) == 1
+
+
 def test_the_image_copies_what_exists_and_what_the_builder_is_given() -> None:
     """Every file that the Dockerfile copies from the checkout is there, and is not kept back by the ignore file."""
     sources = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
