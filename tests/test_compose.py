@@ -26,7 +26,7 @@ SETTINGS = tomllib.loads((DEPLOY / "compose" / "forebay.toml").read_text(encodin
 def against_schema(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
     """The schema is the one that check-jsonschema brings: nothing is fetched."""
     program = Path(sys.executable).with_name("check-jsonschema")
-    command = [program, "--builtin-schema", schema, str(path)]
+    command = [str(program), "--builtin-schema", schema, str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
