@@ -1,4 +1,4 @@
-"""The workflows for GitHub follow its schema, trust nothing that can change, and are given no more rights than they need."""
+"""The workflows for GitHub follow its schema, trust nothing that can change, and have no more rights than they need."""
 
 from __future__ import annotations
 
