@@ -64,7 +64,7 @@ def test_the_job_reads_through_forebay() -> None:
     """With the slots of the composition, in front of another bucket: the second read is a hit."""
     with StrictOrigin() as origin:
         own = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-        config = {
+        config: dict[str, Any] = {
             "origin": {"endpoint_url": origin.endpoint_url, "region": "us-east-1", **own},
             "cache": {"capacity": "1GiB", "persistent": True},
             "credentials": SETTINGS["credentials"],

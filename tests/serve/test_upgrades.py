@@ -91,7 +91,7 @@ def test_a_directory_goes_forward_and_is_refused_backward(tmp_path: Path) -> Non
     directory = tmp_path / "cache"
     with StrictOrigin() as origin:
         own = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-        config = {
+        config: dict[str, Any] = {
             "origin": {"endpoint_url": origin.endpoint_url, "region": "us-east-1", **own},
             "cache": {"capacity": "1GiB", "persistent": True},
             "slots": [{"name": "back", "prefix": "s3://bucket/back/", "write": "back", "buffer": "100MiB"}],
