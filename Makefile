@@ -20,6 +20,9 @@ RULES ?=
 PROCESSES ?= 2
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
+# Where what Forebay depends on is called: the AWS chain, settings, the command, the admin port.
+LOWEST := tests/origin tests/config tests/cli tests/test_cli.py tests/serve/test_start.py tests/serve/test_several_origins.py
+
 # Taken once, not each time it is looked at.
 SEED := $(SEED)
 DONE := .campaign/$(SEED)
@@ -34,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root load fuzz simulate check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root test-package test-lowest load fuzz simulate check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +65,12 @@ test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 
 test-root: $(STAMPS)/test  ## what needs root: file systems that fill up, die or lose power, memory taken away
 	$(PYTEST) -n 2 --dist worksteal -m "root"
+
+test-package: $(STAMPS)/test  ## build source distribution and wheel, install the wheel away from here, serve with it
+	$(BIN)/python -m tools.try_installation
+
+test-lowest: $(STAMPS)/lowest  ## credentials, settings and the command with the lowest versions that pyproject.toml allows
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 2 -m "not clients and not torch and not radosgw and not slow and not root" $(LOWEST)
 
 load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against nginx, Varnish, rclone where installed
 	$(BIN)/python -m loadtests.all --quick
@@ -118,7 +127,7 @@ endef
 
 clean:  ## remove the virtual environment and everything generated
 	rm -f gateway/md5_lanes/md5_lanes.lib
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign .fuzz
+	rm -rf $(VENV) $(VENV)-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign .fuzz
 	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
@@ -153,9 +162,18 @@ $(STAMPS)/demo: $(BUILT_OF) $(STAMPS)/venv
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
-$(STAMPS)/test: $(BUILT_OF) $(STAMPS)/venv
+$(STAMPS)/test: $(BUILT_OF) tools/install_helm.py $(STAMPS)/venv
 	@echo "installing Forebay and its test tools into $(VENV) (a minute the first time)"
 	@$(PIP) -e '.[test]'
+	@$(BIN)/python -m tools.install_helm
+	@touch $@
+
+# The test tools may be new; what Forebay itself depends on is held to the lowest. aiobotocore decides about botocore, and so boto3.
+$(STAMPS)/lowest: $(BUILT_OF) $(STAMPS)/test
+	@echo "installing the lowest versions that pyproject.toml allows into $(VENV)-lowest"
+	@$(BIN)/uv venv -q --clear --python "$(BIN)/python" "$(VENV)-lowest"
+	@$(BIN)/uv pip compile -q --resolution lowest-direct --python "$(BIN)/python" pyproject.toml -o "$(VENV)-lowest/lowest.txt"
+	@$(BIN)/uv pip install -q --python "$(VENV)-lowest/bin/python" -c "$(VENV)-lowest/lowest.txt" -e '.[test]'
 	@touch $@
 
 $(STAMPS)/dev: $(BUILT_OF) $(STAMPS)/venv

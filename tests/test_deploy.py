@@ -57,6 +57,11 @@ def _forebay(manifest: Path) -> dict[str, Any]:
     return container
 
 
+def _environment(manifest: Path) -> list[tuple[str, str]]:
+    """The variables of Forebay's container that stand in the manifest."""
+    return [(one["name"], one["value"]) for one in _forebay(manifest)["env"]]
+
+
 def _toml(manifest: Path) -> str:
     [config] = _of_kind(manifest, "ConfigMap")
     return str(config["data"]["forebay.toml"])
@@ -70,7 +75,8 @@ def settings(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             (tmp_path / name).write_text(value, encoding="utf-8")
     path = tmp_path / "forebay.toml"
     path.write_text(_toml(manifest).replace("/etc/forebay/keys", str(tmp_path)), encoding="utf-8")
-    environment = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    set_by_pod = {name: value.replace("/etc/forebay/keys", str(tmp_path)) for name, value in _environment(manifest)}
+    environment = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"} | set_by_pod
     monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     loaded = load_settings(path, environment)
     assert loaded.warnings == ()
@@ -89,6 +95,15 @@ def test_the_linter_would_find_something(tmp_path: Path) -> None:
     bad = tmp_path / "Dockerfile"
     bad.write_text("FROM debian\nRUN cd /tmp && apt-get install python3\n", encoding="utf-8")
     assert _hadolint(bad).returncode == 1
+
+
+def test_the_bases_of_the_image_are_pinned() -> None:
+    """By digest, of the same Python: the environment that the first stage makes runs in the second one."""
+    bases = re.findall(
+        r"^FROM python:(\d+\.\d+)\.\S+@sha256:[0-9a-f]{64}", DOCKERFILE.read_text(encoding="utf-8"), re.M
+    )
+    assert len(bases) == DOCKERFILE.read_text(encoding="utf-8").count("\nFROM ") == 2
+    assert len(set(bases)) == 1
 
 
 def test_the_image_copies_what_exists_and_what_the_builder_is_given() -> None:
@@ -152,10 +167,13 @@ def test_the_configuration_is_accepted_and_agrees_with_the_pod(manifest: Path, s
     assert settings.admin.host == "0.0.0.0", "the kubelet does not reach a loopback address"
     assert settings.admin.token is not None
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {str(settings.cache.directory), "/etc/forebay/keys", container["args"][-1]} <= mounts
+    assert {
+        str(settings.cache.directory),
+        "/etc/forebay/keys",
+        dict(_environment(manifest))["FOREBAY_CONFIG"],
+    } <= mounts
     drain = container["lifecycle"]["preStop"]["exec"]["command"]
     assert drain[:4] == ["forebay", "flush", "s3://", "--wait"]
-    assert drain[-1] == container["args"][-1]
     drain_seconds = parse_duration_seconds(drain[drain.index("--timeout") + 1])
     grace_seconds = _pod(manifest)["terminationGracePeriodSeconds"]
     assert grace_seconds > drain_seconds + settings.server.shutdown_grace_seconds
@@ -172,9 +190,11 @@ def test_every_mounted_volume_and_named_secret_is_there(manifest: Path) -> None:
     for reference in _secret_references(pod):
         assert reference["name"] in secrets
         assert reference.get("key", next(iter(secrets[reference["name"]]))) in secrets[reference["name"]]
-    assert volumes["keys"]["secret"]["secretName"] in secrets
-    for name in re.findall(r'"/etc/forebay/keys/([^"]+)"', _toml(manifest)):
-        assert name in secrets[volumes["keys"]["secret"]["secretName"]]
+    keys = secrets[volumes["forebay-keys"]["secret"]["secretName"]]
+    named = re.findall(r'"/etc/forebay/keys/([^"]+)"', _toml(manifest))
+    named += [Path(value).name for name, value in _environment(manifest) if name == "FOREBAY_ADMIN__TOKEN_FILE"]
+    assert named
+    assert set(named) <= keys.keys()
 
 
 def _secret_references(node: Any) -> Iterator[dict[str, str]]:
@@ -207,7 +227,7 @@ def test_the_sidecar_is_one_and_the_trainer_uses_it(manifest: Path, settings: Se
     assert environment["AWS_ENDPOINT_URL_S3"] == f"http://{settings.server.host}:{settings.server.port}"
     assert "AWS_ENDPOINT_URL" not in environment
     assert environment["AWS_ACCESS_KEY_ID"] in {one.access_key_id for one in settings.credentials}
-    [cache] = [volume for volume in pod["volumes"] if volume["name"] == "cache"]
+    [cache] = [volume for volume in pod["volumes"] if volume["name"] == "forebay-cache"]
     assert settings.cache.capacity_bytes is not None
     assert parse_size_bytes(cache["emptyDir"]["sizeLimit"] + "B") > settings.cache.capacity_bytes
 
@@ -222,3 +242,4 @@ def test_the_daemon_set_excludes_a_second_gateway_on_its_directory(manifest: Pat
     assert [port["port"] for port in service["spec"]["ports"]] == [settings.server.port]
     assert service["spec"]["selector"] == workload["spec"]["template"]["metadata"]["labels"]
     assert settings.cache.persistent is True
+    assert [slot.name for slot in settings.slots if slot.write == "back"] == ["job-a-checkpoints"]

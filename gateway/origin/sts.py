@@ -26,6 +26,7 @@ from aiobotocore.credentials import (
 )
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from botocore.configprovider import ConfigChainFactory
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.utils import FileWebIdentityTokenLoader
 
@@ -87,17 +88,27 @@ class _Bounded(AIOHTTPSession):  # type: ignore[misc]
 
 class AwsSession(AioSession):  # type: ignore[misc]
     """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are. Their
-    answers are bounded."""
+    answers are bounded. STS is that of the region, unless the environment or the profile say otherwise: botocore before
+    1.40 would ask the one in us-east-1."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        regional = ConfigChainFactory(self).create_config_chain(
+            instance_name="sts_regional_endpoints",
+            env_var_names="AWS_STS_REGIONAL_ENDPOINTS",
+            config_property_names="sts_regional_endpoints",
+            default="regional",
+        )
+        self.get_component("config_store").set_config_provider("sts_regional_endpoints", regional)
 
     def create_client(self, service_name: str, *arguments: Any, **options: Any) -> Any:
         given = options.get("config")
-        config = (AioConfig() if given is None else AioConfig().merge(given)).merge(
-            AioConfig(http_session_cls=_Bounded)
-        )
+        config = AioConfig() if given is None else AioConfig().merge(given)
         if os.environ.get("AWS_ENDPOINT_URL") and options.get("endpoint_url") is None:
             own = os.environ.get(f"AWS_ENDPOINT_URL_{service_name.upper().replace('-', '_')}")
             options["endpoint_url"] = own or None
             config = config.merge(AioConfig(ignore_configured_endpoint_urls=True))
+        config.http_session_cls = _Bounded  # last: before aiobotocore 3.10 no merge keeps it
         return super().create_client(service_name, *arguments, **{**options, "config": config})
 
 
@@ -105,7 +116,11 @@ class AwsSession(AioSession):  # type: ignore[misc]
 def _warm_session() -> AwsSession:
     """One for all roles: what botocore knows of STS takes a tenth of a second to read. Blocks."""
     session = AwsSession()
-    session.warm_up_loader_caches("sts")
+    loader = session.get_component("data_loader")
+    for data in ("_retry", "endpoints", "partitions", "sdk-default-configuration"):
+        loader.load_data(data)
+    loader.load_service_model("sts", type_name="service-2")
+    loader.load_service_model("sts", type_name="endpoint-rule-set-1")
     return session
 
 

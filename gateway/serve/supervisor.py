@@ -46,6 +46,7 @@ from gateway.serve.claim import claim, leave_mark, report_closed
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
+from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
 from gateway.serve.shared_directory import SharedFiles, SharedMemory
 from gateway.serve.shared_memories import SharedMemories
 
@@ -310,6 +311,8 @@ class _Supervisor:
     async def _change(self, change: SlotChange | None) -> None:
         """Whatever comes of it is told, and the gateway goes on: with what was before, where it cannot be."""
         problem = None
+        if change is None:
+            notify_reloading()
         try:
             await self._put_in_force(change)
         except (ForebayError, OSError) as error:
@@ -323,6 +326,8 @@ class _Supervisor:
             self._answers.append((change.asked, _as_text(problem)))
         if problem is None or change is None:
             self._settings_problem = _as_text(problem)
+        if change is None:
+            notify_ready(self._served())
         self._publish()
 
     async def _put_in_force(self, change: SlotChange | None) -> None:
@@ -402,8 +407,15 @@ class _Supervisor:
             line = orjson.dumps({"s3_url": state.s3_url, "admin_url": state.admin_url}).decode()
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
+        notify_ready(self._served())
         self._tell()
         _log.info("ready", s3_url=state.s3_url, admin_url=state.admin_url, workers=len(self._workers))
+
+    def _served(self) -> str:
+        """One line for `systemctl status`."""
+        state = self._state()
+        refused = "; changed settings were refused, see the log" if self._settings_problem is not None else ""
+        return f"S3 on {state.s3_url}, admin on {state.admin_url}{refused}"
 
     async def _until_stopped(self, keeping: list[asyncio.Task[None]]) -> None:
         stopping = asyncio.create_task(self._stop.wait())
@@ -431,6 +443,7 @@ class _Supervisor:
         grace_seconds = self._resources.config.settings.server.shutdown_grace_seconds
         _log.info("stopping", grace_seconds=grace_seconds)
         self._draining = True
+        notify_stopping()
         self._publish()
         listeners.close_all(self._resources.s3_listeners)
         for monitor in self._workers:
