@@ -389,12 +389,21 @@ class JournalTransaction(JournalView):
         only the origin has.
 
         So are markers above it that came behind it and before `newer_since`, when the newer checkpoint was whole: they
-        may name it.
+        may name it. So many objects at most, those first that wait for others. Nothing is left out while a manifest of
+        it that is to be sent goes on: it would arrive without its files.
         """
+        goes_on = (
+            "SELECT 1 FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
+            "AND o.durable_at IS NULL AND w.pending = 1 AND w.behind IS NOT NULL "
+            "AND (w.state = ? AND w.priority = ? OR w.state = ?) LIMIT 1"
+        )
+        if self._row(goes_on, checkpoint_id, State.COMMITTED, Priority.URGENT, State.CONFLICT) is not None:
+            return 0
         found = self._rows.execute(
             "SELECT w.id FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
             "AND o.durable_at IS NULL AND w.pending = 1 AND w.state = ? AND w.damaged = 0 AND w.priority <> ? "
-            "AND NOT EXISTS (SELECT 1 FROM parts WHERE write_id = w.id AND file = '') LIMIT ?",
+            "AND NOT EXISTS (SELECT 1 FROM parts WHERE write_id = w.id AND file = '') "
+            "ORDER BY w.behind IS NULL LIMIT ?",
             (checkpoint_id, State.COMMITTED, Priority.URGENT, FORGOTTEN_AT_ONCE),
         ).fetchall()
         kept = dict[int, Write]()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.clock import Moment
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.journal import checkpoints
+from gateway.writeback.journal import checkpoints, transaction
 from gateway.writeback.journal.checkpoints import AGAIN_SECONDS
 from gateway.writeback.journal.records import LastOwnWrite, State, Write
 from gateway.writeback.journal.schema import prepare
@@ -388,6 +388,28 @@ def test_a_marker_that_may_name_what_is_left_out_is_left_out_with_it(book: Book)
     assert book.tx.turn(of_second.id).after_sequence is None  # type: ignore[union-attr]
     assert book.tx.send_checkpoint_after_all("slot", 1, 500.0) == 1
     assert local(book) == (0, 0)
+
+
+def test_a_manifest_is_never_sent_without_what_was_left_out_before_it(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few objects one transaction takes: the manifest is among the first."""
+    monkeypatch.setattr(transaction, "FORGOTTEN_AT_ONCE", 1)
+    shards = [book.put(f"{RUN}model-0000{number}-of-00002.safetensors") for number in (1, 2)]
+    manifest = book.put(f"{RUN}model.safetensors.index.json")
+    for _ in range(3):
+        assert book.tx.keep_here(1, 300.0) == 1
+        assert book.tx.latest(manifest.key).state is State.LOCAL  # type: ignore[union-attr]
+    assert [book.tx.latest(one.key).state for one in shards] == [State.LOCAL] * 2  # type: ignore[union-attr]
+
+
+def test_nothing_is_left_out_that_a_manifest_names_which_is_sent(book: Book) -> None:
+    """Somebody waits for the manifest, or decides about it: it still waits for its files, and they are sent."""
+    shards = [book.put(f"{RUN}__{rank}_0.distcp") for rank in range(2)]
+    manifest = book.put(f"{RUN}.metadata")
+    book.tx.raise_priority("bucket", manifest.key.key.encode(), manifest.key.key.encode() + b"\0", 200.0)
+    assert book.tx.keep_here(1, 300.0) == 0
+    assert book.tx.turn(manifest.id).after_sequence == shards[-1].sequence  # type: ignore[union-attr]
 
 
 def test_what_is_kept_here_is_removed_the_oldest_first_as_checkpoints(book: Book) -> None:
