@@ -173,12 +173,16 @@ def names_searched(path: Path) -> set[str]:
     return found
 
 
+_BOUNDED = {("gateway.checkpoint_patterns", "_sought")}
+"""Makes expressions of settings, for keys of 1,024 bytes: what that costs at most is tested beside it."""
+
+
 def test_every_pattern_has_a_name_by_which_it_is_looked_at() -> None:
     """None is made within a function, where the test above does not see it."""
     for name in modules():
         for function in ast.walk(ast.parse(source_of(name).read_text(encoding="utf-8"))):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                assert not _uses_of_re(function), f"{name}, {function.name}"
+                assert not _uses_of_re(function) or (name, function.name) in _BOUNDED, f"{name}, {function.name}"
 
 
 def _uses_of_re(function: ast.AST) -> set[str]:
