@@ -164,7 +164,7 @@ def _behind(pattern: PartPattern) -> Sequence[str]:
 
 
 def _expression(token: str) -> str:
-    return "[0-9]+" if token in (_STEP, _RANK) else re.escape(token)
+    return "[0-9]++" if token in (_STEP, _RANK) else re.escape(token)
 
 
 def _match_at(
