@@ -49,6 +49,7 @@ class CheckpointRow:
     facts: CheckpointFacts
     run: bytes = b""
     ordinal: int = 0
+    save_order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,13 @@ class RunRow:
     def saves(self) -> list[Save]:
         """As rules look at them."""
         return [
-            Save(one.id, one.ordinal, one.facts.began_at, one.facts.state, _is_whole(one.facts), one.facts.last_at)
-            for one in self.rows
+            Save(row.id, row.ordinal, row.save_order, facts.state, _is_whole(facts), facts.objects, facts.last_at)
+            for row in self.rows
+            for facts in (row.facts,)
         ]
 
 
-_COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal"
+_COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order"
 
 
 class CheckpointQueries:
@@ -153,7 +155,7 @@ class CheckpointQueries:
 
     def _run(self, rows: sqlite3.Connection, run: Sequence[Any], now: float) -> RunRow:
         slot, bucket, name = run
-        query = f"SELECT {_COLUMNS} FROM checkpoints WHERE bucket = ? AND run = ? AND slot = ? ORDER BY began_at DESC"
+        query = f"SELECT {_COLUMNS} FROM checkpoints WHERE bucket = ? AND run = ? AND slot = ? ORDER BY save_order DESC"
         found = rows.execute(query, (bucket, name, slot)).fetchall()
         return RunRow(slot, [row for one in found if (row := self._row(rows, one, now)) is not None])
 
@@ -192,7 +194,7 @@ class CheckpointQueries:
 
     def _row(self, rows: sqlite3.Connection, columns: Sequence[Any], now: float) -> CheckpointRow | None:
         """None for one of which there is nothing, not even an open upload."""
-        checkpoint_id, bucket, prefix, run, slot, step, layout, began_at, ordinal = columns
+        checkpoint_id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order = columns
         uploads = _uploads(rows, bucket, prefix)
         mark = self._mark(rows, columns) if not uploads else None
         if mark is not None and self._settled.get(checkpoint_id, (None,))[0] == mark:
@@ -201,9 +203,9 @@ class CheckpointQueries:
         objects = _objects(rows, checkpoint_id)
         if not objects and not uploads:
             return None
-        facts = facts_of(objects, uploads, began_at, _ranks_before(rows, bucket, run, checkpoint_id, began_at), now)
+        facts = facts_of(objects, uploads, began_at, _ranks_before(rows, bucket, run, save_order), now)
         name = CheckpointName(bucket, decoded(prefix), step, layout)
-        row = CheckpointRow(checkpoint_id, name, slot, facts, run, ordinal)
+        row = CheckpointRow(checkpoint_id, name, slot, facts, run, ordinal, save_order)
         if mark is not None and facts.state is CheckpointState.DURABLE:
             self._settled[checkpoint_id] = mark, row
             while len(self._settled) > _REMEMBERED_MAX:
@@ -278,13 +280,12 @@ def _uploads(rows: sqlite3.Connection, bucket: str, prefix: bytes) -> list[Uploa
     return uploads
 
 
-def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, checkpoint_id: int, began_at: float) -> set[int]:
+def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, save_order: int) -> set[int]:
     """Of the checkpoint before it in the same run."""
     before = (
-        "SELECT id FROM checkpoints WHERE bucket = ? AND run = ? AND began_at <= ? AND id <> ? "
-        "ORDER BY began_at DESC LIMIT 1"
+        "SELECT id FROM checkpoints WHERE bucket = ? AND run = ? AND save_order < ? ORDER BY save_order DESC LIMIT 1"
     )
-    row = rows.execute(before, (bucket, run, began_at, checkpoint_id)).fetchone()
+    row = rows.execute(before, (bucket, run, save_order)).fetchone()
     if row is None:
         return set()
     ranks = "SELECT DISTINCT rank FROM checkpoint_objects WHERE checkpoint_id = ? AND rank IS NOT NULL"

@@ -1,7 +1,8 @@
 """Which checkpoints of a run need not be sent any more, and which stay in the cache. Pure.
 
-A run's checkpoints are in the order in which they were begun. Once one of them is at the origin, whole, those before it
-are not sent any more where the slot's rule says so; before that all are.
+A run's checkpoints are in the order in which their last saves began, by a count: clocks go back. Once one of them is at
+the origin, whole and with as many files, those before it are not sent any more where the slot's rule says so; before
+that all are. A job that died while it saved has left fewer files, and names alone may not tell that some are missing.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ def flush_rule_of(text: str) -> FlushRule:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint of a run: its place among those that were begun, from 1, and its state. `is_whole`: nothing of it
-    is missing, as far as names tell."""
+    """A checkpoint of a run: its place among those that were begun, from 1, and its state.
+
+    `save_order` is higher than that of every save that began before; a checkpoint that is saved again gets a new one.
+    `is_whole`: nothing of it is missing, as far as names tell.
+    """
 
     id: int
     ordinal: int
-    began_at: float
+    save_order: int
     state: CheckpointState
     is_whole: bool
+    objects: int = 1
     last_at: float = 0.0
     """When the last of it came."""
 
@@ -43,32 +48,28 @@ class Save:
 def whole_since(saves: Sequence[Save]) -> float:
     """When the newest that is at the origin was whole here; 0: none is there."""
     durable = [one for one in saves if one.state is CheckpointState.DURABLE]
-    return max(durable, key=_place).last_at if durable else 0.0
+    return max(durable, key=_order).last_at if durable else 0.0
 
 
 def superseded(saves: Sequence[Save], rule: FlushRule) -> list[int]:
     """Of one run's, the ids of those of which nothing need be sent any more."""
     if rule == "all":
         return []
-    newest = max((_place(one) for one in saves if one.state is CheckpointState.DURABLE), default=None)
-    if newest is None:
-        return []
-    return [
-        one.id
-        for one in saves
-        if _place(one) < newest
-        and one.state is not CheckpointState.DURABLE
-        and (rule == "latest" or one.ordinal % rule != 0)
-    ]
+    left_out, most = set(), 0
+    for one in sorted(saves, key=_order, reverse=True):
+        if one.state is CheckpointState.DURABLE:
+            most = max(most, one.objects)
+        elif 0 < one.objects <= most and (rule == "latest" or one.ordinal % rule != 0):
+            left_out.add(one.id)
+    return [one.id for one in saves if one.id in left_out]
 
 
 def kept(saves: Sequence[Save], keep_last: int) -> list[int]:
     """Of one run's, the ids of the newest complete ones, so many, and of those that are being saved."""
-    complete = sorted((one for one in saves if one.is_whole), key=_place, reverse=True)[:keep_last]
+    complete = sorted((one for one in saves if one.is_whole), key=_order, reverse=True)[:keep_last]
     being_saved = [one for one in saves if one.state is CheckpointState.WRITING and one not in complete]
     return [one.id for one in (*being_saved, *complete)]
 
 
-def _place(save: Save) -> tuple[float, int]:
-    """By the beginning of a save: one of a name that was there before is a newer one."""
-    return save.began_at, save.ordinal
+def _order(save: Save) -> int:
+    return save.save_order

@@ -6,8 +6,9 @@
 Of an object `write_id` is its write; `durable_at` is set once the origin has it (seconds since 1970). Where the write
 is gone, and the origin was never seen to have it, somebody has given it up, or overwritten it under other rules: it
 does not count, and is removed in time. `ordinal` is the checkpoint's place in the order in which those of its run were
-begun, from 1. What state a checkpoint is in follows from its objects and their writes
-(checkpoints/state.py): nothing here says it a second time.
+begun, from 1. `save_order` orders all checkpoints by when their last saves began, whatever the clock said: it goes
+back now and then, and the newest save is not to be taken for an older one. What state a checkpoint is in follows from
+its objects and their writes (checkpoints/state.py): nothing here says it a second time.
 
 An acknowledged write of a checkpoint costs a look-up and an insertion, one that is settled an update, and one of no
 checkpoint a look-up: other rules may have counted its key before.
@@ -33,6 +34,9 @@ AGAIN_SECONDS = 60.0
 """An object that comes again so long after the last of its checkpoint begins another save; sooner, it is repeated."""
 
 _LEFT = "EXISTS (SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id AND durable_at IS NULL)"
+
+
+_NEXT_ORDER = "(SELECT coalesce(max(save_order), 0) + 1 FROM checkpoints)"
 
 
 class CheckpointRows:
@@ -101,8 +105,9 @@ class CheckpointRows:
         if before is not None and before[0] >= save_began_at:
             last = "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?"
             [last_at] = self._rows.execute(last, (checkpoint_id,)).fetchone()
-            if began_at - last_at > AGAIN_SECONDS:
-                self._rows.execute("UPDATE checkpoints SET began_at = ? WHERE id = ?", (began_at, checkpoint_id))
+            if abs(began_at - last_at) > AGAIN_SECONDS:  # less than none where the clock went back
+                again = f"UPDATE checkpoints SET began_at = ?, save_order = {_NEXT_ORDER} WHERE id = ?"
+                self._rows.execute(again, (began_at, checkpoint_id))
         elif began_at < save_began_at:
             self._rows.execute("UPDATE checkpoints SET began_at = ? WHERE id = ?", (began_at, checkpoint_id))
         self._rows.execute(
@@ -118,9 +123,9 @@ class CheckpointRows:
         ).fetchone()
         if row is None:
             inserted = self._rows.execute(
-                "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at, ordinal) "
+                "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, "
-                "(SELECT coalesce(max(ordinal), 0) + 1 FROM checkpoints WHERE bucket = ? AND run = ?))",
+                f"(SELECT coalesce(max(ordinal), 0) + 1 FROM checkpoints WHERE bucket = ? AND run = ?), {_NEXT_ORDER})",
                 (*at, text(name.run), slot, name.step, name.layout, began_at, name.bucket, text(name.run)),
             )
             return int(inserted.lastrowid or 0), began_at
@@ -162,10 +167,7 @@ class CheckpointRows:
 
     def _forget_old(self, slot: str, count_max: int) -> int:
         """Whole checkpoints of a slot, behind the newest that the origin has."""
-        old = (
-            f"SELECT id FROM checkpoints WHERE slot = ? AND NOT {_LEFT} ORDER BY began_at DESC, id DESC "
-            "LIMIT -1 OFFSET ?"
-        )
+        old = f"SELECT id FROM checkpoints WHERE slot = ? AND NOT {_LEFT} ORDER BY save_order DESC LIMIT -1 OFFSET ?"
         count = 0
         for (checkpoint_id,) in self._rows.execute(old, (slot, DURABLE_MAX)).fetchall():
             count += self._forget_objects(checkpoint_id, count_max - count)
@@ -177,7 +179,7 @@ class CheckpointRows:
         [found] = self._rows.execute("SELECT count(*) FROM checkpoint_objects").fetchone()
         wanted: int = max(0, min(count_max, found - OBJECTS_MAX))
         left = wanted
-        oldest = self._rows.execute("SELECT id FROM checkpoints ORDER BY began_at, id") if left else ()
+        oldest = self._rows.execute("SELECT id FROM checkpoints ORDER BY save_order") if left else ()
         for (checkpoint_id,) in list(oldest):
             if left <= 0:
                 break

@@ -93,11 +93,13 @@ CREATE INDEX origin_by_time ON origin (at);
 _CHECKPOINTS = """
 CREATE TABLE checkpoints (
   id INTEGER PRIMARY KEY, bucket TEXT NOT NULL, prefix BLOB NOT NULL, run BLOB NOT NULL, slot TEXT NOT NULL,
-  step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL, ordinal INTEGER NOT NULL
+  step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL, ordinal INTEGER NOT NULL,
+  save_order INTEGER NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX checkpoints_by_name ON checkpoints (bucket, prefix);
-CREATE INDEX checkpoints_by_run ON checkpoints (bucket, run, began_at);
-CREATE INDEX checkpoints_by_slot ON checkpoints (slot, began_at);
+CREATE INDEX checkpoints_by_run ON checkpoints (bucket, run, save_order);
+CREATE INDEX checkpoints_by_slot ON checkpoints (slot, save_order);
+CREATE UNIQUE INDEX checkpoints_by_order ON checkpoints (save_order);
 CREATE TABLE checkpoint_objects (
   bucket TEXT NOT NULL, key BLOB NOT NULL, checkpoint_id INTEGER NOT NULL, rank INTEGER, write_id INTEGER NOT NULL,
   size_bytes INTEGER NOT NULL, began_at REAL NOT NULL, acknowledged_at REAL NOT NULL, durable_at REAL,

@@ -441,3 +441,11 @@ def test_checkpoints_are_numbered_within_their_run(book: Book) -> None:
         book.put(name)
     found = book.rows.execute("SELECT prefix, ordinal FROM checkpoints ORDER BY prefix").fetchall()
     assert found == [(b"other/step-1/", 1), (b"run/step-1/", 2), (b"run/step-3/", 1)]
+
+
+def test_saves_are_in_the_order_in_which_they_began_whatever_the_clock_says(book: Book) -> None:
+    """It goes back by an hour, and a checkpoint that is saved again is the newest, then too."""
+    for name, at in (("run/step-1/a.pt", 10_000.0), ("run/step-2/a.pt", 6_400.0), ("run/step-1/a.pt", 6_500.0)):
+        book.put(name, at)
+        newest = book.rows.execute("SELECT prefix FROM checkpoints ORDER BY save_order DESC LIMIT 1").fetchone()
+        assert newest == (name.removesuffix("a.pt").encode(),)

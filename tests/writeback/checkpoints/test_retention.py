@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ S = CheckpointState
 def run_of(*states: S) -> list[Save]:
     """In the order in which they were begun, with ids from 1."""
     return [
-        Save(number, number, float(number), state, state not in (S.WRITING, S.STALLED))
+        Save(number, number, number, state, state not in (S.WRITING, S.STALLED))
         for number, state in enumerate(states, 1)
     ]
 
@@ -45,8 +47,15 @@ def test_what_is_left_out_is_older_than_one_that_is_durable(states: list[S], rul
 def test_one_that_is_saved_again_is_a_newer_one() -> None:
     """Its place is where its last save began."""
     first, second = run_of(S.FLUSHING, S.DURABLE)
-    again = Save(1, first.ordinal, 3.0, S.FLUSHING, True)
+    again = Save(1, first.ordinal, 3, S.FLUSHING, True)
     assert superseded([again, second], "latest") == []
+
+
+def test_one_with_fewer_files_supersedes_nothing() -> None:
+    """A job that died while it saved leaves a directory of which names may not tell that something is missing."""
+    whole, part = run_of(S.FLUSHING, S.DURABLE)
+    assert superseded([replace(whole, objects=3), part], "latest") == []
+    assert superseded([replace(whole, objects=3), replace(part, objects=3)], "latest") == [1]
 
 
 def test_the_newest_complete_ones_are_kept_and_those_being_saved() -> None:
