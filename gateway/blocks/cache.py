@@ -226,10 +226,11 @@ class BlockCache:
             await self._in_steps(pins.let_go())
         return numbers, refused
 
-    async def hold_object(self, key: ObjectKey, number: int) -> None:
-        """Have all blocks of an object stay that are there. PinRefused when that is more than may be pinned."""
-        directory = self._tools.directory
-        await self._tools.threads.index(directory.pins.hold_object, layout.object_id(key), number, directory.capacity)
+    async def hold_object(self, key: ObjectKey, number: int) -> int:
+        """Have all blocks of an object stay that are there; how many bytes that are. PinRefused when that is more than
+        may be pinned."""
+        directory, object_id = self._tools.directory, layout.object_id(key)
+        return await self._tools.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
 
     def pinnable_bytes(self, slot: str) -> int:
         """What a slot may pin at most: what it can have, beside what other slots are guaranteed or pin."""

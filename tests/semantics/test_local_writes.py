@@ -1,4 +1,4 @@
-"""What is acknowledged and never sent: clauses 11.4 to 11.6 of docs/semantics.md."""
+"""What is acknowledged and never sent, and what stays in the cache: clauses 11.4 to 11.7 of docs/semantics.md."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from pathlib import Path
 
 from gateway.clock import Clock, SystemClock
 from gateway.objects import ObjectKey
+from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
-from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeptCheckpoint, keep_rules_of
+from gateway.writeback.admin.checkpoint_retention import (
+    CheckpointCache,
+    CheckpointRetention,
+    KeptCheckpoint,
+    keep_rules_of,
+)
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
@@ -43,13 +49,16 @@ class NoCache:
 
 
 @asynccontextmanager
-async def retention_of(client: Client, slot: Slot, clock: Clock | None = None) -> AsyncIterator[CheckpointRetention]:
+async def retention_of(
+    client: Client, slot: Slot, clock: Clock | None = None, cache: CheckpointCache | None = None
+) -> AsyncIterator[CheckpointRetention]:
     """What carries out what slots say of checkpoints."""
     queries = PendingQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
     rules = {slot.name: keep_rules_of(slot)}
     try:
-        yield CheckpointRetention(CheckpointQueries(queries), client.buffer.journal, rules, NoCache(), clock)
+        cache = cache or NoCache()
+        yield CheckpointRetention(CheckpointQueries(queries), client.buffer.journal, rules, cache, clock)
     finally:
         queries.close()
 
@@ -284,3 +293,81 @@ def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_pa
         await client.ask("PUT", "back/larger", bytes(3001), status=400)
 
     with_client(tmp_path, scenario, slots=[slot], clock=Later())
+
+
+SHARD_BYTES = 512 * 1024
+
+
+async def flushed(client: Client, step: int) -> None:
+    """A checkpoint of one shard, saved and at the origin."""
+    await client.ask("PUT", f"back/run/step-{step}/__0_0.distcp", bytes([step]) * SHARD_BYTES)
+    await client.ask("PUT", f"back/run/step-{step}/.metadata", b"manifest")
+    await eventually(lambda: client.pending(f"back/run/step-{step}/.metadata") is None)
+
+
+async def hits(client: Client, step: int) -> bool:
+    got = await client.ask("GET", f"back/run/step-{step}/__0_0.distcp")
+    assert got.body == bytes([step]) * SHARD_BYTES
+    return got.headers["x-forebay-cache"].startswith("hit")
+
+
+def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path) -> None:
+    """11.7 Older ones are the first to leave; what is deleted is not kept, and the one before it is, as far as it is
+    in the cache."""
+    slot = replace(SLOTS[0], keep_last=2)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        cache = KeptCheckpoints(client.gateway.blocks)
+        async with retention_of(client, slot, cache=cache) as retention, client.flushing():
+            for step in (1, 2, 3):
+                await flushed(client, step)
+                await retention.look()
+            assert {key.key: reason for key, reason in retention.kept.items()} == {
+                "back/run/step-2/": None,
+                "back/run/step-3/": None,
+            }
+            for number in range(8):
+                client.origin.put("bucket", f"back/data/{number}", bytes(SHARD_BYTES))
+                await client.ask("GET", f"back/data/{number}")
+                await client.gateway.blocks.settle()
+            assert [await hits(client, step) for step in (2, 3)] == [True, True]
+            assert not client.gateway.blocks.has_blocks_of(ObjectKey("bucket", "back/run/step-1/__0_0.distcp"))
+            for name in ("__0_0.distcp", ".metadata"):
+                await client.ask("DELETE", f"back/run/step-3/{name}", status=204)
+            await retention.look()
+            assert {key.key: reason is None for key, reason in retention.kept.items()} == {
+                "back/run/step-1/": False,
+                "back/run/step-2/": True,
+            }
+
+    with_client(tmp_path, scenario, slots=[slot], capacity_bytes=3 * 1024**2)
+
+
+def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tmp_path: Path) -> None:
+    """11.7 It is never called kept while its bytes are not in the cache."""
+    slot = replace(SLOTS[0], keep_last=8)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        cache = KeptCheckpoints(client.gateway.blocks)
+        async with retention_of(client, slot, cache=cache) as retention, client.flushing():
+            for step in range(1, 9):
+                await flushed(client, step)
+                await retention.look()
+            kept = {key.key.split("-")[1].rstrip("/"): reason for key, reason in retention.kept.items()}
+            assert len(kept) == 8
+            there = {str(step): await hits(client, step) for step in range(1, 9)}
+            assert {step: reason is None for step, reason in kept.items()} == there
+            assert set(there.values()) == {True, False}
+            for step in (1, 2, 3):
+                for name in ("__0_0.distcp", ".metadata"):
+                    await client.ask("DELETE", f"back/run/step-{step}/{name}", status=204)
+            await retention.look()
+            await hits(client, 8)
+            await client.gateway.blocks.settle()
+            await retention.look()
+            assert await hits(client, 8)
+            assert retention.kept[ObjectKey("bucket", "back/run/step-8/")] is None
+
+    with_client(tmp_path, scenario, slots=[slot], capacity_bytes=3 * 1024**2)

@@ -757,9 +757,14 @@ class Pins:
                 self._replace(transaction, followed)
             return found, refused, bool(gone)
 
-    def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> None:
-        """Put the files of all blocks of an object under a pin. PinRefused when the slot may not pin so much."""
-        self.hold(self._index.blocks_of_object(object_id), number, capacity)
+    def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> int:
+        """Put the files of all blocks of an object under a pin; how many bytes of it are there. PinRefused when the
+        slot may not pin so much."""
+        block_ids = self._index.blocks_of_object(object_id)
+        self.hold(block_ids, number, capacity)
+        with self._index.reading() as transaction:
+            found = [transaction.block(block_id) for block_id in block_ids]
+        return sum(one[0].extent.length for one in found if one is not None)
 
     def remove(self, prefix: str) -> bool:
         """Unpin; whether it was pinned. `let_go` does the rest."""

@@ -41,11 +41,18 @@ class KeptCheckpoints:
         seen = number, one.mark
         if self._held.get(one.name) == seen:
             return
+        is_whole = True
         try:
-            for key in one.objects:
-                await self._blocks.hold_object(key, number)
+            for key, size_bytes in one.objects:
+                is_whole = await self._blocks.hold_object(key, number) >= size_bytes and is_whole
         except PinRefused as error:
             self._refused[one.name] = str(error)
+            return
+        if not is_whole:
+            # There was no room for it beside what stays, or it was never in the cache. Looked at again each time: what
+            # is read from the origin comes into the cache, and stays.
+            self._refused[one.name] = "not all of it is in the cache"
+            self._held.pop(one.name, None)
         else:
             self._refused.pop(one.name, None)
             self._held[one.name] = seen

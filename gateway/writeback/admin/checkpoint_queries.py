@@ -112,11 +112,13 @@ class CheckpointQueries:
         """One run, as `local` tells it."""
         return await self._queries.look(lambda rows: self._run(rows, run, now))
 
-    async def durable_objects(self, checkpoint_id: int) -> Sequence[ObjectKey]:
-        """What the origin has of a checkpoint."""
-        query = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
+    async def durable_objects(self, checkpoint_id: int) -> Sequence[tuple[ObjectKey, int]]:
+        """What the origin has of a checkpoint: keys and sizes in bytes."""
+        query = (
+            "SELECT bucket, key, size_bytes FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
+        )
         found = await self._queries.look(lambda rows: rows.execute(query, (checkpoint_id,)).fetchall())
-        return [ObjectKey(bucket, decoded(key)) for bucket, key in found]
+        return [(ObjectKey(bucket, decoded(key)), size_bytes) for bucket, key, size_bytes in found]
 
     async def files(self, checkpoint_id: int) -> Sequence[CheckpointFile]:
         """The objects of a checkpoint that count."""

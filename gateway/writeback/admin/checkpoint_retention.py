@@ -52,11 +52,11 @@ def keep_rules_of(slot: Slot) -> KeepRules:
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """One that is to stay in the cache: its prefix as a key, and the objects of it that the origin has. `mark` changes
-    when there may be more in the cache than there was."""
+    """One that is to stay in the cache: its prefix as a key, and the objects of it that the origin has, with their
+    sizes in bytes (0: not known). `mark` changes when there may be more in the cache than there was."""
 
     name: ObjectKey
-    objects: Sequence[ObjectKey]
+    objects: Sequence[tuple[ObjectKey, int]]
     mark: tuple[object, ...]
 
 
