@@ -21,7 +21,7 @@ PROCESSES ?= 2
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # Where what Forebay depends on is called: the AWS chain, settings, the command, the admin port.
-LOWEST := tests/origin tests/config tests/cli tests/test_cli.py tests/serve/test_start.py tests/serve/test_several_origins.py
+LOWEST := tests/origin tests/config tests/control tests/cli tests/test_cli.py tests/serve/test_start.py tests/serve/test_several_origins.py
 
 # Taken once, not each time it is looked at.
 SEED := $(SEED)

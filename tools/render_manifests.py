@@ -20,11 +20,13 @@ _RENDERED = "# Rendered from the chart deploy/helm/forebay; helm users install t
 
 
 class ChartError(Exception):
-    """Helm refuses the chart or its values; the message is Helm's."""
+    """Helm refuses the chart or its values, and the message is Helm's; or there is no helm."""
 
 
 def render(*arguments: str, chart: Path = CHART) -> str:
     """What `helm template` gives for a release `forebay` in the namespace `forebay`. ChartError."""
+    if not HELM.exists():
+        raise ChartError(f"there is no {HELM}: run python -m tools.install_helm")
     command = [str(HELM), "template", "forebay", str(chart), "--namespace", "forebay", *arguments]
     done = subprocess.run(  # noqa: S603 - the helm that tools/install_helm.py has installed
         command, capture_output=True, text=True, check=False
