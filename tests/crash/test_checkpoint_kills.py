@@ -1,8 +1,9 @@
-"""A gateway is killed with -9 while checkpoints are saved and flushed, and a reader looks at the bucket throughout.
+"""A gateway is killed with -9, or loses its power, while checkpoints are saved and flushed, and a reader looks at the
+bucket throughout.
 
 It never finds a manifest whose files are not all there, also those of another node (docs/semantics.md, 6.7); and every
-checkpoint that was acknowledged gets there. The schedule comes from a seed, which a failure prints; FOREBAY_KILL_SEED
-and FOREBAY_CHECKPOINT_KILLS repeat or lengthen a run.
+checkpoint that was acknowledged gets there. The schedule comes from a seed, which a failure prints; FOREBAY_KILL_SEED,
+FOREBAY_CHECKPOINT_KILLS and FOREBAY_CHECKPOINT_POWER_CUTS repeat or lengthen a run.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.disks import RemountedDisk, kill_disk
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 KILLS = int(os.environ.get("FOREBAY_CHECKPOINT_KILLS", "5"))
+CUTS = int(os.environ.get("FOREBAY_CHECKPOINT_POWER_CUTS", "5"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 PATIENCE_SECONDS = 90.0
 BUCKET = "bucket"
+DISK_BYTES = 512 * 1024**2
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 300_000
 ORIGIN_BYTES_PER_SECOND = 3e6
@@ -84,6 +88,9 @@ class Jobs:
         self.saved: list[str] = []
         """Manifests that were acknowledged."""
 
+        self.power_is_off = False
+        """What is answered meanwhile nobody hears: no machine without power answers."""
+
         self._origin = origin
         self._gateway = gateway
         self._dice = dice
@@ -125,6 +132,8 @@ class Jobs:
     def _put(self, key: str, content: bytes) -> None:
         with httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS) as client:
             client.put(f"{self._gateway.s3_url}/{BUCKET}/{key}", content=content).raise_for_status()
+        if self.power_is_off:
+            raise httpx.ReadError("the power is off")
 
     def _flush_others(self, directory: str, names: list[str]) -> None:
         for name in names:
@@ -139,10 +148,8 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240 + 30 * KILLS)
-def test_no_kill_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
-    """While the job saves, while the gateway flushes, and while the other node's files come."""
+def follow(directory: Path, count: int, fall: Callable[[GatewayProcess, StrictOrigin, Jobs], None]) -> None:
+    """Save and flush, falling so many times, and look at the bucket all the time."""
     print(f"FOREBAY_KILL_SEED={SEED}")
     dice = random.Random(SEED)
     with StrictOrigin() as origin:
@@ -159,12 +166,12 @@ def test_no_kill_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
             "slots": [{"name": "back", "prefix": f"s3://{BUCKET}/back/", "write": "back"}],
         }
         reader = Reader(origin)
-        with GatewayProcess(config, directory=tmp_path / "cache") as gateway, reader.looking():
+        with GatewayProcess(config, directory=directory) as gateway, reader.looking():
             jobs = Jobs(origin, gateway, dice)
             with jobs.running():
-                for _ in range(KILLS):
+                for _ in range(count):
                     time.sleep(dice.uniform(0.2, 2.5))
-                    gateway.kill()
+                    fall(gateway, origin, jobs)
                     gateway.start()
                 time.sleep(1.0)
             eventually(lambda: reader.manifests >= set(jobs.saved))
@@ -172,3 +179,28 @@ def test_no_kill_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
     assert jobs.saved
     assert reader.incomplete, "the reader has seen nothing of any save"
     print(f"{len(jobs.saved)} checkpoints, {reader.looks} looks")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 30 * KILLS)
+def test_no_kill_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
+    """While the job saves, while the gateway flushes, and while the other node's files come."""
+    follow(tmp_path / "cache", KILLS, lambda gateway, _origin, _jobs: gateway.kill())
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 30 * CUTS)
+def test_no_power_cut_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
+    """Nor loses a checkpoint that was acknowledged: what was not synced is gone, and the origin heard nothing since."""
+    disk = RemountedDisk(tmp_path / "disk", tmp_path / "image", DISK_BYTES)
+
+    def cut(gateway: GatewayProcess, origin: StrictOrigin, jobs: Jobs) -> None:
+        jobs.power_is_off = origin.is_out_of_reach = True
+        kill_disk(disk.mount_point)
+        gateway.kill()
+        disk.mount_anew()
+        jobs.power_is_off = origin.is_out_of_reach = False
+
+    with disk.mounted():
+        follow(disk.mount_point / "cache", CUTS, cut)

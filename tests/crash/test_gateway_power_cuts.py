@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from tests.crash.points.client import Client, Interrupted
 from tests.crash.points.field import Field
 from tests.crash.points.finding import find_lost_uploads
 from tests.crash.points.scenarios import several_at_once
-from tests.support.disks import kill_disk, mortal_disk, mounted
+from tests.support.disks import RemountedDisk, kill_disk
 
 CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "12"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
@@ -67,7 +65,7 @@ class Power:
 def test_power_cuts_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """5.1 Again and again on one directory."""
     print(f"FOREBAY_KILL_SEED={SEED} FOREBAY_GATEWAY_POWER_CUTS={CUTS}")
-    dice, disk = random.Random(SEED), Disk(tmp_path / "disk", tmp_path / "image")
+    dice, disk = random.Random(SEED), RemountedDisk(tmp_path / "disk", tmp_path / "image", DISK_BYTES)
     with disk.mounted(), Field.opened(tmp_path, disk.mount_point / "cache", SEED) as field:
         for number in range(1, CUTS + 1):
             cut(field, disk, number, dice.randrange(1, ANSWERS_MAX))
@@ -78,28 +76,7 @@ def test_power_cuts_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         find_lost_uploads(field)
 
 
-class Disk:
-    """An ext4 in a file, mounted while the gateway runs."""
-
-    def __init__(self, mount_point: Path, image: Path) -> None:
-        self.mount_point = mount_point
-        self._image = image
-        self._mount = ExitStack()
-
-    @contextmanager
-    def mounted(self) -> Iterator[None]:
-        with mortal_disk(self.mount_point, self._image, DISK_BYTES):
-            pass
-        self._mount.enter_context(mounted(self.mount_point, self._image))
-        with self._mount:
-            yield
-
-    def mount_anew(self) -> None:
-        self._mount.pop_all().close()
-        self._mount.enter_context(mounted(self.mount_point, self._image))
-
-
-def cut(field: Field, disk: Disk, number: int, answers: int) -> None:
+def cut(field: Field, disk: RemountedDisk, number: int, answers: int) -> None:
     """Clients at work, a power cut somewhere, and a look at what is there."""
     run = field.new_run(f"cut-{number}")
     power = Power(disk.mount_point, field, answers)

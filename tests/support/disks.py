@@ -7,7 +7,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.support.root import require_root_marker
@@ -95,3 +95,27 @@ def _run(*command: str) -> None:
     require_root_marker()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)} (root is needed): {done.stderr.strip()}"
+
+
+class RemountedDisk:
+    """An ext4 in a file whose power can be cut (`kill_disk`), mounted anew afterwards."""
+
+    def __init__(self, mount_point: Path, image: Path, size_bytes: int) -> None:
+        self.mount_point = mount_point
+        self._image = image
+        self._size_bytes = size_bytes
+        self._mount = ExitStack()
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        """While this lasts; empty at first."""
+        with mortal_disk(self.mount_point, self._image, self._size_bytes):
+            pass
+        self._mount.enter_context(mounted(self.mount_point, self._image))
+        with self._mount:
+            yield
+
+    def mount_anew(self) -> None:
+        """After a cut: what was not synced is lost."""
+        self._mount.pop_all().close()
+        self._mount.enter_context(mounted(self.mount_point, self._image))
