@@ -340,20 +340,50 @@ def exposition(directory: Path) -> bytes:
     return generate_latest(_collected(directory))
 
 
-def by_label(directory: Path, label: str, *metrics: Metric) -> list[dict[str, float]]:
-    """For each metric, what it stands at per value of one label. Reads files: call it in a thread."""
-    return [{key[0]: value for key, value in found.items()} for found in by_labels(directory, (label,), *metrics)]
+class Reading:
+    """What all processes' numbers stand at, read once. Reads files: make it in a thread."""
 
+    def __init__(self, directory: Path) -> None:
+        self._samples = {family.name: family.samples for family in _collected(directory).collect()}
 
-def by_labels(directory: Path, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
-    """The same per values of several labels, which all of the metrics have."""
-    found: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in metrics}
-    for family in _collected(directory).collect():
-        for sample in family.samples:
-            if sample.name in found and all(label in sample.labels for label in labels):
-                sums, key = found[sample.name], tuple(sample.labels[label] for label in labels)
+    def by_labels(self, labels: Sequence[str], metric: Metric) -> dict[tuple[str, ...], float]:
+        """What a counter or a gauge stands at per values of labels, which it has."""
+        sums: dict[tuple[str, ...], float] = {}
+        for sample in self._samples.get(metric.name.removesuffix("_total"), ()):
+            if sample.name == metric.name and all(label in sample.labels for label in labels):
+                key = tuple(sample.labels[label] for label in labels)
                 sums[key] = sums.get(key, 0.0) + sample.value
-    return [found[metric.name] for metric in metrics]
+        return sums
+
+    def total(self, metric: Metric, **labels: str) -> float:
+        """The sum of the numbers that have these values of labels."""
+        names = tuple(labels)
+        wanted = tuple(labels.values())
+        return self.by_labels(names, metric).get(wanted, 0.0)
+
+    def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
+        """How many events there were of each of LATENCY_BUCKETS_SECONDS, and behind them all, with such a label."""
+        up_to: dict[float, float] = {}
+        for sample in self._samples.get(histogram.name, ()):
+            if sample.name == f"{histogram.name}_bucket" and counts(sample.labels[label]):
+                bound = float(sample.labels["le"])
+                up_to[bound] = up_to.get(bound, 0.0) + sample.value
+        found, before = [], 0.0
+        for bound in (*LATENCY_BUCKETS_SECONDS, float("inf")):
+            found.append(int(up_to.get(bound, before) - before))
+            before = up_to.get(bound, before)
+        return found
+
+
+def by_label(read: Path | Reading, label: str, *metrics: Metric) -> list[dict[str, float]]:
+    """For each metric, what it stands at per value of one label. Of a directory, reads files: call it in a thread."""
+    return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
+
+
+def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
+    """The same per values of several labels, which all of the metrics have."""
+    reading = read if isinstance(read, Reading) else Reading(read)
+    return [reading.by_labels(labels, metric) for metric in metrics]
 
 
 def _collected(directory: Path) -> CollectorRegistry:

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import metric_kinds, metrics
@@ -27,13 +27,15 @@ from gateway.control.holders import Holders
 from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
 from gateway.control.origin_check import OriginChecks, OriginFinding
-from gateway.control.page import render
+from gateway.control.overview import OverviewApi
+from gateway.control.page import page_routes
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
 from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackApi
 from gateway.errors import StoreUnavailable
+from gateway.metric_kinds import Reading
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,19 +49,21 @@ def control_app(
     changes: SlotChanges | None = None,
     audit: AuditLog | None = None,
 ) -> Starlette:
-    """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
+    """The application. With `admin.token` set, everything but /healthz, /readyz and the page's files asks for it."""
     lent = lent or Holders()
     control = _Control(live, holder, metrics_directory, lent, check)
     work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
     pending = WritebackApi(lent.writeback)
     guard = Guard(live, audit)
     slots = SlotsApi(live, metrics_directory, lent.writeback, changes)
+    overview = OverviewApi(control.document, slots, lent, metrics_directory)
     return Starlette(
         routes=[
             Route("/healthz", control.healthz),
             Route("/readyz", control.readyz),
             Route("/metrics", guard(control.metrics)),
-            Route("/", guard(control.page)),
+            *page_routes(),
+            Route("/api/v1/overview", guard(overview.show, for_page=True)),
             Route("/api/v1/status", guard(control.status)),
             Route("/api/v1/warm", guard(work.warm), methods=["POST"]),
             Route("/api/v1/evict", guard(work.evict), methods=["POST"]),
@@ -146,19 +150,15 @@ class _Control:
         return Response(text, headers={"content-type": _METRICS_TYPE})
 
     async def status(self, _request: Request) -> Response:
-        return json_answer(await self._document())
-
-    async def page(self, _request: Request) -> Response:
-        policy = "default-src 'none'; style-src 'unsafe-inline'"
-        return HTMLResponse(render(await self._document()), headers={"content-security-policy": policy})
+        return json_answer(await self.document(await asyncio.to_thread(Reading, self._metrics_directory)))
 
     async def openapi(self, _request: Request) -> Response:
         return json_answer(describe())
 
-    def _figures(self) -> dict[str, dict[str, float | None]]:
+    def _figures(self, reading: Reading) -> dict[str, dict[str, float | None]]:
         """What each slot holds and has given since the gateway started."""
         found = metric_kinds.by_label(
-            self._metrics_directory,
+            reading,
             "slot",
             metrics.CACHE_USAGE_BYTES,
             metrics.CACHE_HIT_BYTES,
@@ -179,11 +179,11 @@ class _Control:
         except StoreUnavailable:
             return []
 
-    async def _document(self) -> dict[str, Any]:
+    async def document(self, reading: Reading) -> dict[str, Any]:
+        """Of `/api/v1/status`."""
         state = self._holder.state
         cache = self._settings.cache
-        figures = await asyncio.to_thread(self._figures)
-        disk = await asyncio.to_thread(disk_document, self._metrics_directory)
+        figures, disk = self._figures(reading), disk_document(reading)
         if self._check is None:
             origin, others = OriginFinding("unreachable", "not asked"), list[tuple[Signer, OriginFinding]]()
         else:

@@ -35,7 +35,9 @@ class Guard:
         token = self._live.now.admin.token
         return token.get_secret_value().encode() if token is not None else None
 
-    def __call__(self, endpoint: Endpoint) -> Endpoint:
+    def __call__(self, endpoint: Endpoint, *, for_page: bool = False) -> Endpoint:
+        """`for_page`: only this machine's own page reads it in a browser, so reads are held to what changes are."""
+
         async def guarded(request: Request) -> Response:
             answer = await answered(request)
             if self._audit is not None and request.method not in _READS:
@@ -54,8 +56,11 @@ class Guard:
             if not self._allows(request):
                 message = "this needs the header 'Authorization: Bearer …' with admin.token"
                 return problem(401, message, {"www-authenticate": 'Bearer realm="forebay"'})
-            if request.method not in _READS and not self._names_this_machine(request):
-                return problem(403, "the Host header must be this machine's address, or admin.token must be set")
+            if request.method not in _READS or for_page:
+                if not self._names_this_machine(request):
+                    return problem(403, "the Host header must be this machine's address, or admin.token must be set")
+                if self._live.now.admin.token is None and _is_of_another_site(request):
+                    return problem(403, "a page of another site has sent this; admin.token is not set")
             return await endpoint(request)
 
         return guarded
@@ -77,3 +82,11 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _is_of_another_site(request: Request) -> bool:
+    """Whether a browser says so. Another port of this machine is another site as well."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return True
+    origin = request.headers.get("origin")
+    return origin is not None and origin.lower().partition("://")[2] != request.headers.get("host", "").lower()

@@ -25,6 +25,11 @@ class JobsHolder:
     def __init__(self) -> None:
         self.jobs: Jobs | None = None
 
+    def documents(self) -> list[dict[str, Any]]:
+        """Every job, the oldest first; none while the directory is not open."""
+        jobs = self.jobs
+        return [] if jobs is None else [_document(jobs, job) for job in jobs.all()]
+
 
 class JobsApi:
     """The endpoints."""

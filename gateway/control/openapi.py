@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.control.media_types import MANIFEST_TYPE
+from gateway.control.openapi_overview import overview_schema
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.metrics import DISK_STATES
@@ -249,8 +250,13 @@ def describe() -> dict[str, Any]:
             "/healthz": _get("The background process answers.", "application/json", _HEALTH, guarded=False),
             "/readyz": _get("Every worker serves; 503 otherwise.", "application/json", _READINESS, guarded=False),
             "/metrics": _get("Metrics in Prometheus' text format.", "text/plain", {"type": "string"}),
-            "/": _get("The status page.", "text/html", {"type": "string"}),
+            "/": _get("The dashboard.", "text/html", {"type": "string"}, guarded=False),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
+            "/api/v1/overview": _get(
+                "What the dashboard shows, in one document.",
+                "application/json",
+                overview_schema(_STATUS, _SLOTS, _JOB),
+            ),
             "/api/v1/warm": _start("Fetch what is not in the cache yet."),
             "/api/v1/evict": _start("Drop what is in the cache."),
             "/api/v1/pin": _start("Fetch what lies under a prefix, and never evict it.", manifest=False),

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.control.media_types import LINES_TYPE
 
-_SNAPSHOT = {
+SNAPSHOT = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
@@ -21,7 +21,7 @@ _SNAPSHOT = {
         "slots": {"type": "array", "items": {"type": "string"}, "description": "the slots that it freezes"},
     },
 }
-_SNAPSHOTS = {"type": "object", "properties": {"snapshots": {"type": "array", "items": _SNAPSHOT}}}
+_SNAPSHOTS = {"type": "object", "properties": {"snapshots": {"type": "array", "items": SNAPSHOT}}}
 _NAME_AND_PREFIX = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}},
@@ -45,7 +45,7 @@ def snapshot_paths(job: dict[str, Any], guarded: dict[str, Any]) -> dict[str, An
     kind = {"415": {"description": "Another content type."}}
     busy = {"429": {"description": "Too many jobs are running."}}
     made = _does("Freeze what is there now.", "202", _json(job), refusals | _TAKEN | kind | busy)
-    put = _does("Make one of JSON lines.", "201", _json(_SNAPSHOT), refusals | _TAKEN | kind)
+    put = _does("Make one of JSON lines.", "201", _json(SNAPSHOT), refusals | _TAKEN | kind)
     forced = _query("force", "true: though it freezes a slot")
     compared = _query("with", "the name of another; without it the bucket now")
     gone = _does("Delete it for good.", "200", _json(_NAMED), refusals | _MISSING | _IN_USE) | forced
@@ -57,7 +57,7 @@ def snapshot_paths(job: dict[str, Any], guarded: dict[str, Any]) -> dict[str, An
         },
         "/api/v1/snapshots/{name}": one
         | {
-            "get": _does("One snapshot.", "200", _json(_SNAPSHOT), refusals | _MISSING),
+            "get": _does("One snapshot.", "200", _json(SNAPSHOT), refusals | _MISSING),
             "put": put | _body(_LINES),
             "delete": gone,
         },

@@ -61,7 +61,7 @@ SUMMARY = {
         "buckets": {"type": "array", "items": _BUCKET},
     },
 }
-_OBJECT = {
+OBJECT = {
     "type": "object",
     "properties": {
         "bucket": {"type": "string"},
@@ -85,7 +85,7 @@ _OBJECT = {
         "reason": {"type": ["string", "null"], "description": "of the last failure, or what is damaged"},
     },
 }
-_UPLOAD = {
+UPLOAD = {
     "type": "object",
     "properties": {
         "bucket": {"type": "string"},
@@ -135,7 +135,7 @@ _RESTORE = {
         },
     },
 }
-_CHECKPOINT = {
+CHECKPOINT = {
     "type": "object",
     "properties": {
         "bucket": {"type": "string"},
@@ -183,9 +183,9 @@ _CHECKPOINT = {
     },
 }
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}
-_OBJECTS = {"type": "object", "properties": {"objects": {"type": "array", "items": _OBJECT}, "next": _NEXT}}
-_UPLOADS = {"type": "object", "properties": {"uploads": {"type": "array", "items": _UPLOAD}, "next": _NEXT}}
-_CHECKPOINTS = {"type": "object", "properties": {"checkpoints": {"type": "array", "items": _CHECKPOINT}, "next": _NEXT}}
+_OBJECTS = {"type": "object", "properties": {"objects": {"type": "array", "items": OBJECT}, "next": _NEXT}}
+_UPLOADS = {"type": "object", "properties": {"uploads": {"type": "array", "items": UPLOAD}, "next": _NEXT}}
+_CHECKPOINTS = {"type": "object", "properties": {"checkpoints": {"type": "array", "items": CHECKPOINT}, "next": _NEXT}}
 _PROGRESS = {
     "type": "object",
     "properties": {
@@ -208,7 +208,7 @@ _PROGRESS = {
         },
         "journal_problem": _JOURNAL_PROBLEM,
         "origin_away": {"type": "boolean", "description": "it has not carried out several requests in a row"},
-        "problems": {"type": "array", "items": _OBJECT, "description": "the first of them"},
+        "problems": {"type": "array", "items": OBJECT, "description": "the first of them"},
     },
 }
 _FLUSH = {"type": "object", "properties": {"prefix": _PREFIX_FIELD}, "required": ["prefix"]}

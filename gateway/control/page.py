@@ -1,113 +1,58 @@
-"""The page at `/`: what is running, for a person with a browser. No script, nothing loaded from elsewhere."""
+"""The dashboard at `/`: three files that the browser asks once for; all figures come from `/api/v1/overview`.
+
+They tell nothing about the gateway, so they need no token; the page asks for it. Nothing is loaded from elsewhere.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from html import escape
-from typing import Any
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
 
-from gateway.control.words import origin_text, size_text, wrong_with
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>Forebay</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 52rem; padding: 0 1rem }}
-table {{ border-collapse: collapse; margin: 0 0 1.5rem }} td, th {{ padding: .2rem 1.2rem .2rem 0; text-align: left }}
-.bad {{ color: #b00020; font-weight: 600 }}
-</style></head><body><h1>Forebay</h1>{body}
-<p><a href="/metrics">metrics</a> · <a href="/api/v1/status">status as JSON</a> ·
-<a href="/api/openapi.json">OpenAPI</a></p></body></html>
-"""
-
-
-def render(status: dict[str, Any]) -> str:
-    """The page for the document of `/api/v1/status`."""
-    gateway, origin, cache = status["gateway"], status["origin"], status["cache"]
-    if gateway is None:
-        return _PAGE.format(body='<p class="bad">starting</p>')
-    facts = [
-        ("version", gateway["version"]),
-        ("S3", gateway["s3_url"]),
-        ("state", _state(gateway)),
-        ("origin", f"{origin['endpoint_url']} ({origin_text(origin)})"),
-        *(
-            (one["prefix"], f"{one['endpoint_url']}, signed by {one['credentials']} ({origin_text(one)})")
-            for one in origin.get("differing", ())
-        ),
-        (
-            "cache",
-            f"{cache['directory']}, {size_text(cache['usage_bytes'])} of {size_text(cache['capacity_bytes'])} in use",
-        ),
-        ("disk", cache["disk"]["state"]),
-        *([("write-back journal", "takes nothing now")] if cache["disk"]["journal_failing_processes"] else []),
-        ("bytes from cache", _ratio(cache["hit_ratio"])),
-    ]
-    processes = [
-        (p["name"], p["process_id"] or "-", "ready" if p["ready"] else "down", p["restarts"])
-        for p in gateway["processes"]
-    ]
-    slots = [
-        (
-            s["name"],
-            s["prefix"],
-            s["mode"],
-            size_text(s["usage_bytes"]),
-            size_text(s["capacity_bytes"]),
-            _ratio(s["hit_ratio"]),
-        )
-        for s in status["slots"]
-    ]
-    pending = [_pending(one) for one in (status["writeback"] or {"slots": []})["slots"]]
-    frozen = [(one["slot"], one["snapshot"], one["problem"] or "in use") for one in status["frozen"]]
-    indexes = [
-        (i["slot"], "yes" if i["complete"] else "no", _age(i["age_seconds"]), i["keys"], i["state"])
-        for i in status["indexes"]
-    ]
-    body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
-    if indexes:
-        body += _table(("index of slot", "complete", "age", "keys", "state"), indexes)
-    if pending:
-        body += _table(
-            ("not at the origin yet", "objects", "bytes", "oldest", "open uploads", "buffer", "state"), pending
-        )
-    head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
-    body += _table(head, slots) if slots else ""
-    return _PAGE.format(body=body + (_table(("slot", "frozen by", "state"), frozen) if frozen else ""))
-
-
-def _pending(slot: dict[str, Any]) -> tuple[object, ...]:
-    oldest_at = slot["oldest_acknowledged_at"]
-    age_seconds = None if oldest_at is None else max(0.0, time.time() - oldest_at)
-    state = ", ".join([*wrong_with(slot), *([slot["reason"]] if slot["reason"] else [])]) or "well"
-    limit = "" if slot["buffer_bytes"] is None else f" of {size_text(slot['buffer_bytes'])}"
-    buffer = f"{size_text(slot['staged_bytes'])}{limit}"
-    return (
-        slot["slot"],
-        slot["objects"],
-        size_text(slot["bytes"]),
-        _age(age_seconds),
-        slot["open_uploads"],
-        buffer,
-        state,
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
     )
+)
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/dashboard.css": ("dashboard.css", "text/css"),
+    "/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
 
 
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.1%}"
+def page_routes() -> list[Route]:
+    """Of the page's files, which are read here once."""
+    return [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
 
 
-def _age(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.0f} s"
+def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("gateway.control").joinpath("dashboard", name).read_bytes()
+    headers = _HEADERS | {"etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
 
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
 
-def _state(gateway: dict[str, Any]) -> str:
-    return "draining" if gateway["draining"] else "ready" if gateway["ready"] else "not ready"
-
-
-def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    lines = [_row("th", head), *(_row("td", row) for row in rows)]
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _row(tag: str, cells: Iterable[object]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return serve

@@ -19,7 +19,7 @@ from gateway.config.live import LiveSettings
 from gateway.control.answers import json_answer, posted, problem
 from gateway.control.slot_changes import SlotChanges, SlotRefused
 from gateway.control.writeback import WritebackHolder
-from gateway.metric_kinds import by_labels
+from gateway.metric_kinds import Reading, by_labels
 from gateway.policy.slots import DEFAULT_SLOT
 
 RATE_SECONDS = 1.0
@@ -54,14 +54,15 @@ class _Sample:
         return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
 
 
-def _sample(directory: Path) -> _Sample:
-    [moved] = by_labels(directory, ("direction", "slot"), metrics.ORIGIN_BYTES)
-    [waited] = by_labels(directory, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
-    counted = by_labels(directory, ("slot",), *_THROTTLING.values())
+def _sample(read: Path | Reading) -> _Sample:
+    read = read if isinstance(read, Reading) else Reading(read)
+    [moved] = by_labels(read, ("direction", "slot"), metrics.ORIGIN_BYTES)
+    [waited] = by_labels(read, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
+    counted = by_labels(read, ("slot",), *_THROTTLING.values())
     throttled: _Counts = {
         (name, slot): n for name, one in zip(_THROTTLING, counted, strict=True) for (slot,), n in one.items()
     }
-    found, delay = by_labels(directory, ("direction",), metrics.LINK_CAPACITY, metrics.LINK_DELAY)
+    found, delay = by_labels(read, ("direction",), metrics.LINK_CAPACITY, metrics.LINK_DELAY)
     return _Sample(monotonic(), moved, waited, throttled, found, delay)
 
 
@@ -87,6 +88,7 @@ class SlotsApi:
         self._directory = metrics_directory
         self._writeback = writeback
         self._changes = changes
+        self._last: _Sample | None = None
 
     async def put(self, request: Request) -> Response:
         """Set a slot: the document has the keys of `[[slots]]`, without its name."""
@@ -121,7 +123,21 @@ class SlotsApi:
         await asyncio.sleep(RATE_SECONDS)
         now = await asyncio.to_thread(_sample, self._directory)
         held = await asyncio.to_thread(_held, self._directory)
-        summary = await self._writeback.summary()
+        return json_answer(self._documents(held, await self._writeback.summary(), before, now))
+
+    def since_last(self, reading: Reading, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The same at once: rates are those since it was called last. `summary`: of what is unflushed."""
+        now = _sample(reading)
+        before, self._last = self._last or now, now
+        return self._documents(_held(reading), summary, before, now)
+
+    def _documents(
+        self,
+        held: Mapping[str, Mapping[str, float]],
+        summary: Mapping[str, Any] | None,
+        before: _Sample,
+        now: _Sample,
+    ) -> dict[str, Any]:
         pending = {one["slot"]: one for one in summary["slots"]} if summary is not None else {}
         settings = self._live.now
         names = [slot.name for slot in settings.slots] + [DEFAULT_SLOT.name]
@@ -130,7 +146,7 @@ class SlotsApi:
         documents = [
             _document(name, configured.get(name), held, pending.get(name), links, before, now) for name in names
         ]
-        return json_answer({"link": {name: link.document() for name, link in links.items()}, "slots": documents})
+        return {"link": {name: link.document() for name, link in links.items()}, "slots": documents}
 
     def _link(
         self,
@@ -186,8 +202,9 @@ class _Link:
         return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
 
 
-def _held(directory: Path) -> dict[str, dict[str, float]]:
+def _held(read: Path | Reading) -> dict[str, dict[str, float]]:
     """What each slot has on disk and has given, and why it has missed."""
+    read = read if isinstance(read, Reading) else Reading(read)
     of_slot = {
         "used": metrics.CACHE_USAGE_BYTES,
         "reserved": metrics.CACHE_RESERVED_BYTES,
@@ -195,12 +212,12 @@ def _held(directory: Path) -> dict[str, dict[str, float]]:
         "hit": metrics.CACHE_HIT_BYTES,
         "miss": metrics.CACHE_MISS_BYTES,
     }
-    found = by_labels(directory, ("slot",), *of_slot.values())
+    found = by_labels(read, ("slot",), *of_slot.values())
     held: dict[str, dict[str, float]] = {}
     for name, values in zip(of_slot, found, strict=True):
         for (slot,), value in values.items():
             held.setdefault(slot, {})[name] = value
-    [missed] = by_labels(directory, ("slot", "reason"), metrics.MISSES)
+    [missed] = by_labels(read, ("slot", "reason"), metrics.MISSES)
     for (slot, reason), value in missed.items():
         held.setdefault(slot, {})[f"missed {reason}"] = value
     return held

@@ -13,7 +13,6 @@ from gateway.admin_client import Status
 from gateway.cli.status import show_status
 from gateway.control.indexes import IndexHolder
 from gateway.control.openapi import describe
-from gateway.control.page import render
 from gateway.jobs.indexing.status import IndexStatus
 
 
@@ -104,9 +103,3 @@ def test_status_says_how_an_index_stands(found: IndexStatus, line: str, capsys: 
     """A line for each."""
     show_status(Status.model_validate(status_of(found)))
     assert line in capsys.readouterr().out.splitlines()
-
-
-def test_the_page_shows_it_too() -> None:
-    """A row for each."""
-    page = render(status_of(progress(state="waiting", complete=True, known_since=962.0, keys=9000)))
-    assert "<td>data</td><td>yes</td><td>38 s</td><td>9000</td><td>waiting</td>" in page

@@ -1,4 +1,4 @@
-"""What the status page and `forebay status` say of what the origin does not have yet."""
+"""What `forebay status` says of what the origin does not have yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from gateway.admin_client import Status
 from gateway.cli.status import show_status
-from gateway.control.page import render
 
 WELL = {
     "slot": "checkpoints",
@@ -118,13 +117,3 @@ def test_status_says_what_is_known_of_buckets(capsys: pytest.CaptureFixture[str]
     conditions = "; conditions on put: yes, complete: refused, delete: ignored"
     assert f"bucket b: ETags are MD5s{conditions}" in lines
     assert f"bucket b: ETags are no MD5s: nothing is written back{conditions}" in lines
-
-
-def test_the_page_shows_it_too() -> None:
-    """A row for each slot, and none where nothing is written back; what origins answer is escaped."""
-    page = render(status_of([WELL | {"conflicts": 1, "reason": "<b>"}]))
-    cells = ("checkpoints", "12", "3.0 GiB", "-", "0", "4.0 GiB", "1 conflict, &lt;b&gt;")
-    assert "".join(f"<td>{cell}</td>" for cell in cells) in page
-    assert "<td>4.0 GiB of 8.0 GiB</td><td>well</td>" in render(status_of([WELL | {"buffer_bytes": 2**33}]))
-    assert "not at the origin yet" not in render(status_of(None))
-    assert "not at the origin yet" not in render(status_of([]))
