@@ -12,17 +12,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gateway"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
-RETIRED_MODULES = frozenset(
-    """
-    absorbing alarms answers arrived arriving asked asking audience ballast barrier base behind bell bucket_answers
-    buffering choosing claims closed coalescing completing counting decider dice doomed durable eligible ended exposure
-    fate fills first_look fixed forgetful forms forsaken frozen glance going_on ground handover holders hurry intent
-    keeper keeping kept_free landmarks learned ledger leftovers lifeline looked_up marks metering mixing names news
-    objects one_flush orders paced packer packing patches patient patiently place places plain presence renew returns
-    salvage shelf slot_book startable strangers surroundings survey suspect telling tidying told_page towards_client
-    towards_origin trust unsettled upkeep wanted wire words yielding
-    """.split()
-)
+_RETIRED = """
+absorbing alarms answers arrived arriving asked asking audience ballast barrier base behind bell
+bucket_answers buffering choosing claims closed coalescing completing counting decider dice doomed durable
+eligible ended exposure fate fills first_look fixed forgetful forms forsaken frozen glance going_on ground
+handover holders hurry intent keeper keeping kept_free landmarks learned ledger leftovers lifeline looked_up
+marks metering mixing names news objects one_flush orders paced packer packing patches patient patiently place
+places plain presence renew returns salvage shelf slot_book startable strangers surroundings survey suspect
+telling tidying told_page towards_client towards_origin trust unsettled upkeep wanted wire words yielding
+"""
+
+RETIRED_MODULES = frozenset(_RETIRED.split())
 """Names of modules that say nothing to somebody who opens a folder."""
 
 LEFT = frozenset(
