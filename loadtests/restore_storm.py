@@ -28,7 +28,7 @@ from loadtests.harness.saver import Part, Saver, at_once
 from loadtests.harness.sink import SinkOrigin
 
 RESTORED = {"mode": "read-write", "write": "back", "consistency": "ttl", "metadata_ttl": "1h", "buffer": "16GiB"}
-"""The slot for checkpoints that docs/operations.md recommends."""
+"""The slot for checkpoints that docs/write-back.md recommends."""
 
 _RANKS = 16
 _SHARED = 4

@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 README = PAGES[0].read_text(encoding="utf-8")
 
+LINKED = [*PAGES, *sorted((ROOT / "docs").glob("*.md"))]
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
-@every_page
+@pytest.mark.parametrize("page", LINKED, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is a file of this repository, and every anchor a heading of its page."""
     text = page.read_text(encoding="utf-8")
@@ -57,4 +59,5 @@ def test_addresses_are_the_defaults() -> None:
 
 def test_the_image_is_named_by_this_version() -> None:
     """The build command makes the image that the manifests run."""
-    assert f"-t forebay:{__version__} ." in README
+    installation = (ROOT / "docs/installation.md").read_text(encoding="utf-8")
+    assert f"-t forebay:{__version__} ." in installation

@@ -56,15 +56,15 @@ class Checkpointer:
         page = self.client.list_objects_v2(Bucket=self.bucket, Prefix=key, MaxKeys=1)
         return next((one["ETag"] for one in page.get("Contents", []) if one["Key"] == key), None)
 
-    def restore(self, saved: StoredObject, advance: Advance) -> Reading:
-        """Download by ranges into a file; DemoError unless it holds exactly what was saved."""
+    def restore(self, key: str, state: bytes, advance: Advance) -> Reading:
+        """Download by ranges into a file; DemoError unless it holds exactly `state`."""
         path = self.scratch / "restored"
         self.tally.take()
         begun = time.perf_counter()
-        self.client.download_file(self.bucket, saved.key, str(path), Config=_transfer_config(), Callback=advance)
+        self.client.download_file(self.bucket, key, str(path), Config=_transfer_config(), Callback=advance)
         reading = Reading(time.perf_counter() - begun, path.stat().st_size, self.tally.take())
-        if describe(saved.key, path.read_bytes()) != saved:
-            raise DemoError(f"wrong bytes: the restored {saved.key} is not what was saved")
+        if path.read_bytes() != state:
+            raise DemoError(f"wrong bytes: the restored {key} is not what was saved")
         path.unlink()
         return reading
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.demo.workload import Workload
+from gateway.demo.workload import DATA_PREFIX, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,16 @@ def describe(key: str, content: bytes) -> StoredObject:
 def shards(workload: Workload) -> Sequence[PlannedObject]:
     size = _tar_size(workload)
     return [
-        PlannedObject(f"shards/train-{index:05d}.tar", size, partial(shard_bytes, workload, index))
+        PlannedObject(f"{DATA_PREFIX}shards/train-{index:05d}.tar", size, partial(shard_bytes, workload, index))
         for index in range(workload.shard_count)
     ]
 
 
 def files(workload: Workload) -> Sequence[PlannedObject]:
     return [
-        PlannedObject(f"images/{index:06d}.jpg", workload.image_bytes, partial(image_bytes, workload, index))
+        PlannedObject(
+            f"{DATA_PREFIX}images/{index:06d}.jpg", workload.image_bytes, partial(image_bytes, workload, index)
+        )
         for index in range(workload.file_count)
     ]
 

@@ -1,4 +1,7 @@
-"""What the demo runs on: a bucket, its distance, and Forebay in front; all gone when the `with` block ends."""
+"""What the demo runs on: a bucket, its distance, and two gateways in front; all gone when the `with` block ends.
+
+One gateway has the slots that README recommends. The other differs in `consistency = "strict"` alone.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from pathlib import Path
 from gateway.demo.errors import DemoError
 from gateway.demo.interruptions import Interruptions
 from gateway.demo.processes import ChildProcess
-from gateway.demo.workload import Workload
+from gateway.demo.workload import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
 
 REGION = "us-east-1"
 _LISTENING = re.compile(r"listening on (\d+)")
 _FOREBAY_READY = re.compile(r"forebay: S3 on (\S+), admin on \S+")
-_ROOM_BYTES = 2 * 1024**3  # the bucket, the cache and the checkpoint files, with room to spare
+_ROOM_BYTES = 3 * 1024**3  # the bucket, two caches and the checkpoint files, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Stack:
 
     bucket_url: str
     forebay_url: str
+    strict_url: str
     keys: KeyPair
     directory: Path
     processes: tuple[ChildProcess, ...]
@@ -68,14 +72,21 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
     shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
     distance = start("distance", ["gateway.demo.shaping", origin.match[1], *shape], _LISTENING)
     bucket_url = f"http://127.0.0.1:{distance.match[1]}"
-    config = _write_config(directory, bucket_url, workload.bucket)
-    forebay = start("forebay", ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)
+    gateways = [
+        start(name, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)
+        for name, config in (
+            ("forebay", _write_config(directory, "forebay", bucket_url, _recommended_slots(workload.bucket))),
+            ("forebay-strict", _write_config(directory, "forebay-strict", bucket_url, _strict_slots(workload.bucket))),
+        )
+    ]
+    forebay, strict = gateways
     return Stack(
         bucket_url=bucket_url,
         forebay_url=forebay.match[1],
+        strict_url=strict.match[1],
         keys=keys,
         directory=directory,
-        processes=(origin.process, distance.process, forebay.process),
+        processes=(origin.process, distance.process, forebay.process, strict.process),
     )
 
 
@@ -126,8 +137,39 @@ def _child_environment(directory: Path, keys: KeyPair) -> dict[str, str]:
     }
 
 
-def _write_config(directory: Path, bucket_url: str, bucket: str) -> Path:
-    path = directory / "forebay.toml"
+def _recommended_slots(bucket: str) -> str:
+    return f"""\
+[[slots]]
+name = "data"
+prefix = "s3://{bucket}/{DATA_PREFIX}"
+mode = "read-only"
+consistency = "immutable"
+[[slots]]
+name = "checkpoints"
+prefix = "s3://{bucket}/{CHECKPOINT_PREFIX}"
+write = "back"
+consistency = "ttl"
+metadata_ttl = "10m"
+"""
+
+
+def _strict_slots(bucket: str) -> str:
+    return f"""\
+[[slots]]
+name = "data"
+prefix = "s3://{bucket}/{DATA_PREFIX}"
+mode = "read-only"
+consistency = "strict"
+[[slots]]
+name = "checkpoints"
+prefix = "s3://{bucket}/{CHECKPOINT_PREFIX}"
+write = "back"
+consistency = "strict"
+"""
+
+
+def _write_config(directory: Path, name: str, bucket_url: str, slots: str) -> Path:
+    path = directory / f"{name}.toml"
     path.write_text(
         f"""\
 [server]
@@ -138,14 +180,10 @@ port = 0
 endpoint_url = "{bucket_url}"
 region = "{REGION}"
 [cache]
-directory = "{directory / "cache"}"
+directory = "{directory / f"{name}-cache"}"
 capacity = "1GiB"
 persistent = true
-[[slots]]
-name = "checkpoints"
-prefix = "s3://{bucket}/checkpoints/"
-write = "back"
-""",
+{slots}""",
         encoding="utf-8",
     )
     return path

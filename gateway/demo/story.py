@@ -1,4 +1,4 @@
-"""The demo's job from beginning to end: upload, list, read epochs, save and restore a checkpoint."""
+"""The demo's job from beginning to end: upload, list, read epochs, save and restore checkpoints, in rounds."""
 
 from __future__ import annotations
 
@@ -14,34 +14,41 @@ from gateway.demo.errors import DemoError
 from gateway.demo.progress import Narrator
 from gateway.demo.report import Comparison, Report
 from gateway.demo.stack import Stack
-from gateway.demo.workload import Workload
-
-_ROUNDS = 2
+from gateway.demo.workload import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """One way to the bucket: straight, or through Forebay."""
+    """One way to the bucket: straight, through Forebay as README recommends, or through strict slots."""
 
     name: str
     reader: Reader
     checkpointer: Checkpointer
 
 
+_Work = Callable[[_Route, int], Reading]
+"""A step of the job over one route, in the round of this number; 0 is the first time, with nothing cached."""
+
+
 def run_job(workload: Workload, stack: Stack, narrator: Narrator) -> Report:
-    """Do the whole job both ways; DemoError at the first wrong byte."""
-    direct = _route("direct", stack.bucket_url, workload, stack)
-    forebay = _route("Forebay", stack.forebay_url, workload, stack)
-    job = _Job(workload, narrator, direct, forebay)
+    """Do the whole job over each route; DemoError at the first wrong byte."""
+    job = _Job(
+        workload,
+        narrator,
+        direct=_route("the bucket", stack.bucket_url, workload, stack),
+        forebay=_route("Forebay", stack.forebay_url, workload, stack),
+        strict=_route("Forebay, strict", stack.strict_url, workload, stack),
+    )
     stored_shards = job.upload("shards", shards(workload))
-    stored_files = job.upload("single files", files(workload))
+    stored_files = job.upload("files", files(workload))
     return Report(
         workload=workload,
         comparisons=[
             job.list_objects([*stored_shards, *stored_files]),
-            job.epochs(f"{len(stored_shards)} tar shards", stored_shards),
-            job.epochs(f"{len(stored_files)} single files", stored_files),
-            *job.checkpoints(),
+            job.epochs(f"{len(stored_shards)} shards", stored_shards),
+            job.epochs(f"{len(stored_files)} files", stored_files),
+            *job.saves(),
+            job.restores(),
         ],
     )
 
@@ -63,6 +70,7 @@ class _Job:
     narrator: Narrator
     direct: _Route
     forebay: _Route
+    strict: _Route
 
     def upload(self, what: str, planned: Sequence[PlannedObject]) -> list[StoredObject]:
         """Straight into the bucket, as data sets come there: the first epoch through Forebay finds nothing cached."""
@@ -76,59 +84,71 @@ class _Job:
         expected = {one.key: one.size_bytes for one in stored}
 
         def once(route: _Route, _round: int) -> Reading:
-            seconds, found = route.reader.list_all("")
+            seconds, found = route.reader.list_all(DATA_PREFIX)
             if found != expected:
                 raise DemoError(f"{route.name}: LIST shows {len(found)} objects; {len(expected)} were uploaded")
             return Reading(seconds, 0, route.reader.tally.take())
 
-        return self._compare(f"list {len(stored)} objects", once, step_per_round=False)
+        with self.narrator.step(f"list {len(stored)} objects, each way"):
+            return self._compare(f"list {len(stored)} objects", once)
 
     def epochs(self, what: str, stored: Sequence[StoredObject]) -> Comparison:
         total = sum(one.size_bytes for one in stored)
 
         def once(route: _Route, number: int) -> Reading:
-            with self.narrator.step(f"read {what}, {route.name}, epoch {number}", total) as advance:
+            with self.narrator.step(f"read {what}, {route.name}, {_when(number)}", total) as advance:
                 return route.reader.epoch(stored, self.workload.seed + number, advance)
 
         return self._compare(f"read {what}", once, rereads=True)
 
-    def checkpoints(self) -> list[Comparison]:
+    def saves(self) -> list[Comparison]:
+        """How long the job waits for a save, and how long it takes until the bucket has it. Strict slots save alike."""
         size = self.workload.checkpoint_bytes
-        saved: dict[str, StoredObject] = {}
+        saves: dict[str, list[Reading]] = {self.direct.name: [], self.forebay.name: []}
         arrivals: dict[str, list[Reading]] = {self.direct.name: [], self.forebay.name: []}
-
-        def save(route: _Route, number: int) -> Reading:
-            key = f"checkpoints/{route.name.lower()}/step-{number}"
+        for number in range(1, self.workload.rounds + 1):
             state = checkpoint_bytes(self.workload, number)
-            with self.narrator.step(f"save checkpoint, {route.name}, step {number}", size) as advance:
-                begun = time.perf_counter()
-                reading, saved[route.name] = route.checkpointer.save(key, state, advance)
-                self.direct.checkpointer.wait_for(saved[route.name], route.checkpointer.etag(key))
-                arrivals[route.name].append(replace(reading, seconds=time.perf_counter() - begun))
-            return reading
-
-        def restore(route: _Route, number: int) -> Reading:
-            with self.narrator.step(f"restore checkpoint, {route.name}, time {number}", size) as advance:
-                return route.checkpointer.restore(saved[route.name], advance)
-
+            for route in (self.direct, self.forebay):
+                key = self._checkpoint_key(route, number)
+                with self.narrator.step(f"save a checkpoint, {route.name}, {_when(number)}", size) as advance:
+                    begun = time.perf_counter()
+                    reading, saved = route.checkpointer.save(key, state, advance)
+                    self.direct.checkpointer.wait_for(saved, route.checkpointer.etag(key))
+                    arrivals[route.name].append(replace(reading, seconds=time.perf_counter() - begun))
+                saves[route.name].append(reading)
         return [
-            self._compare("save a checkpoint", save),
-            Comparison("the bucket has it", arrivals[self.direct.name], arrivals[self.forebay.name], rereads=False),
-            self._compare("restore it", restore, rereads=True),
+            Comparison("save a checkpoint", saves[self.direct.name], saves[self.forebay.name]),
+            Comparison("until bucket has it", arrivals[self.direct.name], arrivals[self.forebay.name]),
         ]
 
-    def _compare(
-        self,
-        what: str,
-        once: Callable[[_Route, int], Reading],
-        *,
-        rereads: bool = False,
-        step_per_round: bool = True,
-    ) -> Comparison:
-        def rounds(route: _Route) -> list[Reading]:
-            return [once(route, number) for number in range(1, _ROUNDS + 1)]
+    def restores(self) -> Comparison:
+        """The newest checkpoint that was saved through Forebay. Its gateway has it; the strict one reads it first."""
+        size = self.workload.checkpoint_bytes
+        last = self.workload.rounds
+        state = checkpoint_bytes(self.workload, last)
 
-        if step_per_round:
-            return Comparison(what, rounds(self.direct), rounds(self.forebay), rereads)
-        with self.narrator.step(f"{what}, both ways"):
-            return Comparison(what, rounds(self.direct), rounds(self.forebay), rereads)
+        def once(route: _Route, number: int) -> Reading:
+            key = self._checkpoint_key(self.forebay, last)
+            with self.narrator.step(f"restore a checkpoint, {route.name}, {_when(number)}", size) as advance:
+                return route.checkpointer.restore(key, state, advance)
+
+        return self._compare("restore it", once, rereads=True)
+
+    def _checkpoint_key(self, route: _Route, number: int) -> str:
+        writer = "forebay" if route is self.forebay else "direct"
+        return f"{CHECKPOINT_PREFIX}{writer}/step-{number}"
+
+    def _compare(self, what: str, once: _Work, *, rereads: bool = False) -> Comparison:
+        """The first time through Forebay, then rounds in which the routes take turns: all meet the same machine."""
+        first = once(self.forebay, 0)
+        once(self.strict, 0)
+        rounds = [[once(route, n) for route in self._routes()] for n in range(1, self.workload.rounds + 1)]
+        direct, forebay, strict = ([one[place] for one in rounds] for place in range(3))
+        return Comparison(what, direct, forebay, first=first, strict=strict, rereads=rereads)
+
+    def _routes(self) -> tuple[_Route, ...]:
+        return (self.direct, self.forebay, self.strict)
+
+
+def _when(number: int) -> str:
+    return f"round {number}" if number else "first time"

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DATA_PREFIX = "data/"
+"""Keys of the data set begin with it: the read-only slot."""
+
+CHECKPOINT_PREFIX = "checkpoints/"
+"""Keys of checkpoints begin with it: the slot that writes back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -19,6 +25,7 @@ class Workload:
     images_per_shard: int = 144
     file_count: int = 400
     readers: int = 4
+    rounds: int = 3
     checkpoint_bytes: int = 96 * 1024 * 1024
     first_byte_seconds: float = 0.025
     connection_bytes_per_second: float = 90e6

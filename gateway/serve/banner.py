@@ -16,7 +16,7 @@ from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
 
 _SLOTS_MAX = 20
-_ONE_MD5 = "one at a time by a core (docs/operations.md, Writing back)"
+_ONE_MD5 = "one at a time by a core (docs/write-back.md)"
 
 
 def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequence[str]) -> None:

@@ -81,7 +81,7 @@ def test_people_read_lines() -> None:
 
 @pytest.mark.parametrize(
     ("lanes", "said"),
-    [(8, "8 at a time by a core"), (1, "one at a time by a core (docs/operations.md, Writing back)")],
+    [(8, "8 at a time by a core"), (1, "one at a time by a core (docs/write-back.md)")],
 )
 def test_who_writes_back_is_told_how_md5s_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, said: str

@@ -1,0 +1,116 @@
+"""Whoever copies a fragment of configuration or a command out of the documentation gets one that works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import trustme
+import typer.main
+
+from gateway import cli
+from gateway.config.defaults import DiskUsage
+from gateway.config.loading import load_settings
+from tests.support.certificates import tls_files
+from tools.demo_picture import FIGURES, PICTURE, README, picture, with_table
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _fragments() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for number, fragment in enumerate(re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), 1):
+            yield f"{page.name}-{number}", fragment
+
+
+FRAGMENTS = dict(_fragments())
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the files that the examples name: a secret, a certificate with its key, an authority."""
+    directory = tmp_path_factory.mktemp("examples")
+    (directory / "secret").write_text("a-secret-of-a-caller", encoding="utf-8")
+    authority = trustme.CA()
+    tls_files(authority.issue_cert("localhost"), directory)
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    return directory
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, or below a cache that outlives the job, on a disk that is large enough."""
+    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
+    fragment = FRAGMENTS[name]
+    if not re.search(r"^(\[cache\]|cache = )", fragment, re.MULTILINE):
+        fragment = '[cache]\ndirectory = "/mnt/nvme/forebay"\npersistent = true\n' + fragment
+    for pattern, path in (
+        (r'directory = "[^"]*"', directory / "cache"),
+        (r'(?:secret_access_key|web_identity_token)_file = "[^"]*"', directory / "secret"),
+        (r'certificate_file = "[^"]*"', directory / "certificate.pem"),
+        (r'\bkey_file = "[^"]*"', directory / "key.pem"),
+        (r'ca_bundle = "[^"]*"', directory / "ca.pem"),
+    ):
+        fragment = re.sub(pattern, lambda match, path=path: f'{match[0].partition(" =")[0]} = "{path}"', fragment)
+    (directory / "forebay.toml").write_text(fragment, encoding="utf-8")
+    load_settings(directory / "forebay.toml", {})
+
+
+def test_the_fragments_are_found() -> None:
+    """README's own among them."""
+    assert "README.md-1" in FRAGMENTS
+    assert len(FRAGMENTS) >= 10
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Page and command line: in blocks, and between backticks where nothing is left out."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        in_blocks = re.findall(r"^(?: {4,}|\$ )?(forebay [a-z-].*)$", text, re.MULTILINE)
+        inline = [one for one in re.findall(r"`(forebay [a-z-][^`]*)`", text) if not re.search(r"[\[|…]", one)]
+        yield from ((page.name, line) for line in [*in_blocks, *inline])
+
+
+def test_a_command_in_the_documentation_is_one() -> None:
+    """Each command, option and choice is there. What a text leaves to the reader may be missing."""
+    lines = list(_commands())
+    assert len(lines) > 80
+    refused = [f"{page}: {line}: {reason}" for page, line in lines if (reason := _refusal(line))]
+    assert refused == []
+
+
+def _refusal(line: str) -> str:
+    words = shlex.split(line.partition(" #")[0].partition(" > ")[0].removesuffix(" &"))[1:]
+    command: click.Command = typer.main.get_command(cli.app)
+    if words and words[0] in ("--install-completion", "--show-completion"):  # they would act at once
+        return "" if words[0] in (one.opts[0] for one in command.params) else f"no option {words[0]}"
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    try:
+        with command.make_context("forebay", words):
+            return ""
+    except click.MissingParameter:
+        return ""
+    except (typer.Exit, click.exceptions.Exit):
+        return ""
+    except click.UsageError as error:
+        return error.format_message()
+
+
+def test_readme_shows_what_the_demo_measured() -> None:
+    """Table and picture are those of the run that is kept: `python -m tools.demo_picture` after another one."""
+    report = json.loads(FIGURES.read_text(encoding="utf-8"))
+    text = README.read_text(encoding="utf-8")
+    assert "<!-- generated: demo -->" in text
+    assert with_table(text, report) == text
+    assert PICTURE.read_text(encoding="utf-8") == picture(report)
