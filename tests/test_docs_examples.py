@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import trustme
 import typer.main
@@ -58,9 +59,13 @@ def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypat
         (r'\bkey_file = "[^"]*"', directory / "key.pem"),
         (r'ca_bundle = "[^"]*"', directory / "ca.pem"),
     ):
-        fragment = re.sub(pattern, lambda match, path=path: f'{match[0].partition(" =")[0]} = "{path}"', fragment)
+        fragment = re.sub(pattern, partial(_with_path, path), fragment)
     (directory / "forebay.toml").write_text(fragment, encoding="utf-8")
     load_settings(directory / "forebay.toml", {})
+
+
+def _with_path(path: Path, match: re.Match[str]) -> str:
+    return f'{match[0].partition(" =")[0]} = "{path}"'
 
 
 def test_the_fragments_are_found() -> None:
@@ -75,6 +80,8 @@ def _commands() -> Iterator[tuple[str, str]]:
         text = page.read_text(encoding="utf-8")
         in_blocks = re.findall(r"^(?: {4,}|\$ )?(forebay [a-z-].*)$", text, re.MULTILINE)
         inline = [one for one in re.findall(r"`(forebay [a-z-][^`]*)`", text) if not re.search(r"[\[|…]", one)]
+        if page.name == "on-disk-format.md":
+            inline = []  # files begin with such words there
         yield from ((page.name, line) for line in [*in_blocks, *inline])
 
 
@@ -88,10 +95,10 @@ def test_a_command_in_the_documentation_is_one() -> None:
 
 def _refusal(line: str) -> str:
     words = shlex.split(line.partition(" #")[0].partition(" > ")[0].removesuffix(" &"))[1:]
-    command: click.Command = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.app)  # of click, or of the copy that newer versions of typer carry
     if words and words[0] in ("--install-completion", "--show-completion"):  # they would act at once
         return "" if words[0] in (one.opts[0] for one in command.params) else f"no option {words[0]}"
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name = words.pop(0)
         if name not in command.commands:
             return f"no command {name}"
@@ -99,12 +106,13 @@ def _refusal(line: str) -> str:
     try:
         with command.make_context("forebay", words):
             return ""
-    except click.MissingParameter:
-        return ""
-    except (typer.Exit, click.exceptions.Exit):
-        return ""
-    except click.UsageError as error:
-        return error.format_message()
+    except Exception as error:
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if kinds & {"MissingParameter", "Exit"}:
+            return ""
+        if "UsageError" in kinds:
+            return str(error)
+        raise
 
 
 def test_readme_shows_what_the_demo_measured() -> None:
