@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest, values
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from gateway.durable import set_aside
 from gateway.metric_values import GROWTH_BYTES, SharedValues, Value
@@ -65,12 +67,30 @@ class Metric:
     kind = ""
     _parent: Any
 
-    def __init__(self, name: str, unit: str, labels: Sequence[str], help: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        labels: Sequence[str],
+        help: str,
+        *,
+        values: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.name = name
         self.unit = unit
         self.labels = tuple(labels)
         self.help = help
+        self.values = values
+        """What labels may be, but for `slot` and `process`: with these it stands at 0 from the start. None: it stands
+        nowhere before it was counted."""
+
         DECLARED.append(self)
+
+    def zeros(self, known: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, ...]]:
+        """The values of labels under which it stands from the start, where `known` says what else there is."""
+        if self.values is None:
+            return ()
+        return product(*({**known, **self.values}.get(label, ()) for label in self.labels))
 
     def reset(self) -> None:
         """Forget the children: what was counted in memory is gone, what was counted in files is read anew."""
@@ -335,9 +355,36 @@ def forget_process(directory: Path, slot: str) -> None:
     mark_process_dead(slot, str(directory))  # type: ignore[no-untyped-call]
 
 
-def exposition(directory: Path) -> bytes:
-    """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread."""
-    return generate_latest(_collected(directory))
+def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None) -> bytes:
+    """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread.
+
+    `known`: slots (`slot`) and processes (`process`) that there are. What may be counted of them stands at 0 before it
+    was: `increase()` and `rate()` of a counter do not see the event by which it appears.
+    """
+    if known is None:
+        return generate_latest(_collected(directory))
+    families = {family.name: family for family in _collected(directory).collect()}
+    for metric in DECLARED:
+        name = metric.name.removesuffix("_total")
+        for label_values in metric.zeros(known):
+            family = families.setdefault(name, Family(name, metric.help, metric.kind))
+            _stand_at_zero(family, metric, dict(zip(metric.labels, label_values, strict=True)))
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)
+
+
+def _stand_at_zero(family: Family, metric: Metric, labels: Mapping[str, str]) -> None:
+    """Unless something was counted there."""
+    if any(labels.items() <= one.labels.items() for one in family.samples):
+        return
+    if metric.kind != "histogram":
+        family.add_sample(metric.name, dict(labels), 0.0)
+        return
+    for bound in (*LATENCY_BUCKETS_SECONDS, float("inf")):
+        family.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, 0.0)  # type: ignore[no-untyped-call]
+    family.add_sample(f"{metric.name}_count", dict(labels), 0.0)
+    family.add_sample(f"{metric.name}_sum", dict(labels), 0.0)
 
 
 class Reading:
@@ -390,6 +437,19 @@ def _collected(directory: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_Files(directory))
     return registry
+
+
+class _Families(Collector):
+    """Those that were read already."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+    def describe(self) -> Iterable[Family]:
+        return []
 
 
 class _Files(Collector):

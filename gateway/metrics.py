@@ -11,6 +11,47 @@ from gateway import metric_kinds
 from gateway.metric_kinds import DECLARED as DECLARED
 from gateway.metric_kinds import Counter, Gauge, Histogram
 
+_READS = ("GetObject", "HeadObject", "ListObjectsV2")
+_COMMON = (*_READS, "PutObject", "UploadPart", "CompleteMultipartUpload", "DeleteObject")
+"""Those of the many operations that stand at 0 before the first of them came."""
+
+_PURPOSES = ("live", "readahead", "warm", "refresh", "flush", "forward")
+
+BUILD_INFO = Gauge(
+    "forebay_build_info",
+    "1",
+    ("version", "python"),
+    "1. version: of the gateway; python: of the interpreter.",
+    latest=True,
+)
+ORIGIN_UP = Gauge(
+    "forebay_origin_up",
+    "1 or 0",
+    (),
+    "Whether the origin answered when it was asked last, 30 seconds ago at most: 1 or 0.",
+    latest=True,
+)
+PROCESS_START = Gauge(
+    "forebay_process_start_time_seconds",
+    "seconds since 1970",
+    ("process",),
+    "When the process began. process: supervisor, worker0, worker1, … or background.",
+    latest=True,
+)
+PROCESS_CPU = Gauge(
+    "forebay_process_cpu_seconds",
+    "seconds",
+    ("process",),
+    "Processor time that it has used since then; it begins anew with the process.",
+    latest=True,
+)
+PROCESS_MEMORY = Gauge(
+    "forebay_process_resident_memory_bytes", "bytes", ("process",), "Memory that is its own or shared.", latest=True
+)
+PROCESS_DESCRIPTORS = Gauge(
+    "forebay_process_open_fds", "descriptors", ("process",), "Files and sockets that it has open.", latest=True
+)
+
 REQUESTS = Counter(
     "forebay_requests_total",
     "requests",
@@ -24,25 +65,36 @@ MISSES = Counter(
     ("operation", "slot", "reason"),
     "Requests for objects, listings and bucket settings that were not answered by what is here alone, by why. reason: "
     "first-read, evicted, changed, not-kept or expired, as in x-forebay-cache.",
+    values={"operation": _READS, "reason": ("first-read", "evicted", "changed", "not-kept", "expired")},
 )
 REQUEST_SECONDS = Histogram(
     "forebay_request_duration_seconds",
     "seconds",
     ("operation",),
     "From the head of a request to the end of its answer.",
+    values={"operation": _COMMON},
 )
 PREPARED_REQUESTS = Counter(
     "forebay_prepared_requests_total",
     "requests",
     ("operation", "slot"),
     "Those of forebay_requests_total with cache = hit that were answered by what an earlier request had prepared.",
+    values={"operation": ("GetObject", "HeadObject")},
 )
 REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight", "requests", (), "Requests to the S3 port now being answered.")
 SENT_BYTES = Counter(
-    "forebay_sent_bytes_total", "bytes", ("operation", "slot"), "Bytes of answers' bodies sent to clients."
+    "forebay_sent_bytes_total",
+    "bytes",
+    ("operation", "slot"),
+    "Bytes of answers' bodies sent to clients.",
+    values={"operation": _COMMON},
 )
 RECEIVED_BYTES = Counter(
-    "forebay_received_bytes_total", "bytes", ("operation", "slot"), "Bytes of requests' bodies received from clients."
+    "forebay_received_bytes_total",
+    "bytes",
+    ("operation", "slot"),
+    "Bytes of requests' bodies received from clients.",
+    values={"operation": _COMMON},
 )
 
 CACHE_HIT_BYTES = Counter(
@@ -50,37 +102,59 @@ CACHE_HIT_BYTES = Counter(
     "bytes",
     ("slot",),
     "Bytes given to readers from blocks that were complete on disk.",
+    values={},
 )
 CACHE_MISS_BYTES = Counter(
     "forebay_cache_miss_bytes_total",
     "bytes",
     ("slot",),
     "Bytes given to readers that had to come from the origin first.",
+    values={},
 )
 CACHE_COALESCED = Counter(
-    "forebay_cache_coalesced_total", "reads", ("slot",), "Reads that joined a fill which another reader had started."
+    "forebay_cache_coalesced_total",
+    "reads",
+    ("slot",),
+    "Reads that joined a fill which another reader had started.",
+    values={},
 )
 CACHE_FILLS = Counter(
     "forebay_cache_fills_total",
     "blocks",
     ("slot", "outcome"),
     "Fills of blocks that are over. outcome: filled or failed.",
+    values={"outcome": ("filled", "failed")},
 )
 CACHE_FILL_SECONDS = Histogram(
     "forebay_cache_fill_duration_seconds", "seconds", (), "From the start of a block's fill to its publication."
 )
-CACHE_FILLED_BYTES = Counter("forebay_cache_filled_bytes_total", "bytes", ("slot",), "Bytes of blocks filled.")
+CACHE_FILLED_BYTES = Counter(
+    "forebay_cache_filled_bytes_total",
+    "bytes",
+    ("slot",),
+    "Bytes of blocks filled.",
+    values={},
+)
 CACHE_EVICTED_BLOCKS = Counter(
-    "forebay_cache_evicted_blocks_total", "blocks", ("slot",), "Blocks that made room for others."
+    "forebay_cache_evicted_blocks_total",
+    "blocks",
+    ("slot",),
+    "Blocks that made room for others.",
+    values={},
 )
 CACHE_EVICTED_BYTES = Counter(
-    "forebay_cache_evicted_bytes_total", "bytes", ("slot",), "Bytes on disk of the blocks that made room for others."
+    "forebay_cache_evicted_bytes_total",
+    "bytes",
+    ("slot",),
+    "Bytes on disk of the blocks that made room for others.",
+    values={},
 )
 CACHE_DAMAGED = Counter(
     "forebay_cache_damaged_blocks_total",
     "blocks",
     ("slot",),
     "Blocks dropped because their bytes were not what had been written, or could not be read.",
+    values={},
 )
 CACHE_NOT_KEPT = Counter(
     "forebay_cache_not_kept_total",
@@ -89,6 +163,7 @@ CACHE_NOT_KEPT = Counter(
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
     "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
     "belongs to others), disk (a small block that the disk did not take).",
+    values={"reason": ("size", "write-budget", "room", "disk")},
 )
 WARM_UP_OBJECTS = Counter(
     "forebay_warm_up_objects_total",
@@ -96,6 +171,7 @@ WARM_UP_OBJECTS = Counter(
     ("slot", "outcome"),
     "Warm-ups by HEAD with Range: bytes=0-0 that are over. outcome: fetched (all of it is here), no-room (the cache "
     "took no more of it), changed (it was written or deleted meanwhile) or failed (the origin did not give it).",
+    values={"outcome": ("fetched", "no-room", "changed", "failed")},
 )
 WARM_UP_WAITING = Gauge(
     "forebay_warm_up_waiting_objects", "objects", (), "Objects that wait to be warmed, of those asked for by HEAD."
@@ -123,6 +199,7 @@ CACHE_DISK_ERRORS = Counter(
     "errors",
     ("trouble",),
     "What the disk under the cache directory refused. trouble: full (no space, quota), read-only or failing.",
+    values={"trouble": ("full", "read-only", "failing")},
 )
 CACHE_DISK_STATE = Gauge(
     "forebay_cache_disk_state_processes",
@@ -166,6 +243,7 @@ CATALOG_LOOKUPS = Counter(
     "listed (it did, because a LIST has shown since that the object is the same), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer). With consistency = snapshot: hit (the frozen version's "
     "head is known), absent (it is not in the snapshot) or miss.",
+    values={"outcome": ("hit", "absent", "listed", "miss", "stale")},
 )
 CATALOG_NOT_KEPT = Counter(
     "forebay_catalog_not_kept_total",
@@ -181,6 +259,7 @@ LISTING_PAGES = Counter(
     "in the write-back buffer. outcome: hit (index or snapshot answered), partial (they did, and the origin was asked "
     "about keys just written through Forebay, or about what no snapshot freezes), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer).",
+    values={"outcome": ("hit", "partial", "miss", "stale")},
 )
 LISTING_KEYS_NOT_KEPT = Counter(
     "forebay_listing_keys_not_kept_total",
@@ -193,15 +272,21 @@ INDEX_CRAWLS = Counter(
     "crawls",
     ("slot", "outcome"),
     "Crawls of slots with index = true that are over. outcome: done or failed (what is left is crawled later).",
+    values={"outcome": ("done", "failed")},
 )
 INDEX_CRAWLED_KEYS = Counter(
-    "forebay_index_crawled_keys_total", "keys", ("slot",), "Keys that crawls have listed and kept."
+    "forebay_index_crawled_keys_total",
+    "keys",
+    ("slot",),
+    "Keys that crawls have listed and kept.",
+    values={},
 )
 INDEX_CHANGED_KEYS = Counter(
     "forebay_index_changed_keys_total",
     "keys",
     ("slot",),
     "Keys that crawls have found changed or gone; they were forgotten, and their blocks dropped.",
+    values={},
 )
 INDEX_KEYS = Gauge(
     "forebay_index_keys", "keys", ("slot",), "Keys that there were when the last crawl ended.", latest=True
@@ -221,6 +306,7 @@ ORIGIN_EVENTS = Counter(
     ("outcome",),
     "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
     "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
+    values={"outcome": ("applied", "ignored", "malformed")},
 )
 
 WRITEBACK_FLUSHED_OBJECTS = Counter(
@@ -228,27 +314,35 @@ WRITEBACK_FLUSHED_OBJECTS = Counter(
     "objects",
     ("slot",),
     "Acknowledged writes and deletions that have reached the origin.",
+    values={},
 )
 WRITEBACK_FLUSHED_BYTES = Counter(
-    "forebay_writeback_flushed_bytes_total", "bytes", ("slot",), "Bytes of the objects that have reached the origin."
+    "forebay_writeback_flushed_bytes_total",
+    "bytes",
+    ("slot",),
+    "Bytes of the objects that have reached the origin.",
+    values={},
 )
 WRITEBACK_FLUSH_FAILURES = Counter(
     "forebay_writeback_flush_failures_total",
     "attempts",
     ("slot",),
     "Attempts to flush a write that failed; each is made again, for ever.",
+    values={},
 )
 WRITEBACK_CONFLICTS = Counter(
     "forebay_writeback_conflicts_total",
     "objects",
     ("slot",),
     "Writes that are kept here because others have changed the object at the origin.",
+    values={},
 )
 WRITEBACK_DAMAGED = Counter(
     "forebay_writeback_damaged_total",
     "objects",
     ("slot",),
     "Writes found to lie here otherwise than they were acknowledged; they are kept, and not sent.",
+    values={},
 )
 WRITEBACK_BUFFER_BYTES = Gauge(
     "forebay_writeback_buffer_bytes", "bytes", ("slot",), "What the slot's buffer may hold: `buffer`.", latest=True
@@ -306,12 +400,33 @@ WRITEBACK_THROUGH = Counter(
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
     "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has "
     "it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
+    values={
+        "reason": (
+            "full",
+            "share",
+            "size",
+            "exposure-bytes",
+            "exposure-age",
+            "disk",
+            "condition",
+            "header",
+            "key",
+            "bucket-unknown",
+            "bucket-etags",
+            "bucket-unreadable",
+            "storage-class",
+            "source-of-the-origin",
+            "upload-of-the-origin",
+            "part-of-the-origin",
+        )
+    },
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total",
     "writes",
     ("slot",),
     "Writes that were answered 503 SlowDown because the buffer had no room for them.",
+    values={},
 )
 WRITEBACK_PACED_SECONDS = Counter(
     "forebay_writeback_paced_seconds_total",
@@ -319,6 +434,7 @@ WRITEBACK_PACED_SECONDS = Counter(
     ("slot",),
     "Time that acknowledgements were held back because the buffer filled faster than it was flushed, summed over all "
     "that waited side by side.",
+    values={},
 )
 WRITEBACK_NOT_FLUSHED = Gauge(
     "forebay_writeback_not_flushed_objects",
@@ -388,6 +504,7 @@ SNAPSHOT_REFUSALS = Counter(
     "Requests in slots with consistency = snapshot that could not be answered. reason: missing (there is no such "
     "snapshot), unusable (it is damaged, of another version or not of the slot), changed or gone (the bucket has "
     "another version of the object, or none, and the frozen one is not cached).",
+    values={"reason": ("missing", "unusable", "changed", "gone")},
 )
 
 SMALL_ANSWERS = Counter(
@@ -403,6 +520,7 @@ SMALL_ANSWER_TROUBLES = Counter(
     ("trouble",),
     "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
     "locked or too slow) or damaged (the file was not what had been written).",
+    values={"trouble": ("unavailable", "damaged")},
 )
 
 ORIGIN_REQUESTS = Counter(
@@ -417,6 +535,7 @@ ORIGIN_REQUEST_SECONDS = Histogram(
     "seconds",
     ("purpose",),
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
+    values={"purpose": _PURPOSES},
 )
 ORIGIN_HEDGES = Counter(
     "forebay_origin_hedges_total",
@@ -424,12 +543,14 @@ ORIGIN_HEDGES = Counter(
     ("outcome",),
     "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
     "brought the bytes), lost (the first one did, after all) or failed.",
+    values={"outcome": ("won", "lost", "failed")},
 )
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total",
     "bytes",
     ("direction", "purpose", "slot"),
     "Bytes of bodies moved to and from the origin. direction: read or write.",
+    values={"direction": ("read", "write"), "purpose": _PURPOSES},
 )
 BANDWIDTH_WAIT_SECONDS = Counter(
     "forebay_bandwidth_wait_seconds_total",
@@ -438,30 +559,35 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "Time that pieces of bodies were held back, summed over all that waited side by side. by: ceiling (read_bandwidth "
     "or write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). "
     "direction: read or write.",
+    values={"by": ("ceiling", "link"), "direction": ("read", "write")},
 )
 ORIGIN_SLOW_DOWN = Counter(
     "forebay_origin_slow_down_total",
     "requests",
     ("slot",),
     "Requests that the origin has refused for their number (503 SlowDown, 429), each try counted.",
+    values={},
 )
 ORIGIN_THROTTLED = Counter(
     "forebay_origin_throttled_total",
     "requests",
     ("slot",),
     "Requests that were held back because the origin refuses some for their number, each try counted.",
+    values={},
 )
 ORIGIN_THROTTLE_WAIT_SECONDS = Counter(
     "forebay_origin_throttle_wait_seconds_total",
     "seconds",
     ("slot",),
     "Time that they were held back, summed over all that waited side by side.",
+    values={},
 )
 ORIGIN_THROTTLED_IN_VAIN = Counter(
     "forebay_origin_throttled_in_vain_total",
     "requests",
     ("slot",),
     "Requests that were held back for as long as it may be, and not sent: clients were answered 503 SlowDown.",
+    values={},
 )
 ORIGIN_REQUEST_RATE = Gauge(
     "forebay_origin_request_rate",
@@ -496,6 +622,7 @@ AUTHORIZATIONS = Counter(
     "the origin has answered to a question in the caller's own name: allowed, denied (403), other (not there, another "
     "refusal), failed (5xx or no answer). Requests that are themselves sent in the caller's name, and prepared ones, "
     "are not counted here.",
+    values={"outcome": ("remembered", "allowed", "denied", "other", "failed")},
 )
 CALLER_REQUESTS = Counter(
     "forebay_caller_requests_total",
@@ -550,6 +677,7 @@ WORKER_RESTARTS = Counter(
     "processes",
     ("process",),
     "Processes that ended unasked and were started again. process: worker0, worker1, … or background.",
+    values={},
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import metric_kinds, metrics
+from gateway import __version__, metric_kinds, metrics
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
@@ -29,6 +30,7 @@ from gateway.control.openapi import describe
 from gateway.control.origin_check import OriginChecks, OriginFinding
 from gateway.control.overview import OverviewApi
 from gateway.control.page import page_routes
+from gateway.control.process_metrics import set_process_metrics
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
 from gateway.control.snapshots import SnapshotsApi
@@ -146,7 +148,17 @@ class _Control:
         return await self._check.finding() if self._check is not None else OriginFinding("unreachable", "not asked")
 
     async def metrics(self, _request: Request) -> Response:
-        text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory)
+        """Prometheus' text format, with what this process knows of the gateway as a whole."""
+        state = self._holder.state
+        metrics.BUILD_INFO.set(1, __version__, platform.python_version())
+        metrics.ORIGIN_UP.set(float((await self._origin()).reachable))
+        processes = {} if state is None else {one.name: one.process_id for one in state.processes}
+        if state is not None:
+            processes["supervisor"] = state.process_id
+        await asyncio.to_thread(set_process_metrics, processes)
+        slots = [*(slot.name for slot in self._settings.slots), "default"]
+        known = {"slot": list(dict.fromkeys(slots)), "process": [name for name in processes if name != "supervisor"]}
+        text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory, known)
         return Response(text, headers={"content-type": _METRICS_TYPE})
 
     async def status(self, _request: Request) -> Response:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +16,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gateway import metric_kinds, metrics
+from gateway import __version__, metric_kinds, metrics
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
+from gateway.control.process_metrics import set_process_metrics
 from gateway.control.state import GatewayState, ProcessState, StateHolder
 
 T = TypeVar("T")
@@ -111,6 +115,36 @@ def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:
     answer = ask(tmp_path, "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'forebay_cache_hit_bytes_total{slot="default"} 7.0' in answer.text
+
+
+def test_counters_stand_at_zero_before_anything_was_counted(tmp_path: Path) -> None:
+    """`increase()` does not see the event by which a counter appears; what was counted stays what it is."""
+    metrics.CACHE_DISK_ERRORS.add(2, "full")
+    metrics.ORIGIN_REQUEST_SECONDS.observe(0.2, "live")
+    told = ask(tmp_path, "/metrics").text
+    for line in (
+        'forebay_writeback_conflicts_total{slot="default"} 0.0',
+        'forebay_misses_total{operation="GetObject",reason="evicted",slot="default"} 0.0',
+        'forebay_request_duration_seconds_bucket{le="+Inf",operation="GetObject"} 0.0',
+        'forebay_worker_restarts_total{process="worker0"} 0.0',
+        'forebay_cache_disk_errors_total{trouble="full"} 2.0',
+        'forebay_cache_disk_errors_total{trouble="failing"} 0.0',
+        'forebay_origin_request_duration_seconds_count{purpose="live"} 1.0',
+        'forebay_origin_request_duration_seconds_count{purpose="flush"} 0.0',
+    ):
+        assert told.count(f"\n{line}\n") == 1, line
+
+
+def test_metrics_tell_version_and_processes(tmp_path: Path) -> None:
+    """Of each process by its name; whose id is nobody's stands at 0."""
+    told = ask(tmp_path, "/metrics").text
+    assert f'forebay_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0' in told
+    assert "\nforebay_origin_up 0.0\n" in told
+    set_process_metrics({"background": os.getpid(), "worker0": 2**31 - 1, "worker1": None})
+    assert metrics.PROCESS_MEMORY.value("background") > 10_000_000
+    assert metrics.PROCESS_DESCRIPTORS.value("background") >= 3
+    assert 0 < metrics.PROCESS_START.value("background") <= time.time() + 1
+    assert metrics.PROCESS_MEMORY.value("worker0") == metrics.PROCESS_MEMORY.value("worker1") == 0
 
 
 def test_status_tells_what_the_cache_gives(tmp_path: Path) -> None:
