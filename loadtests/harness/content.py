@@ -31,6 +31,22 @@ class LoadObject:
         return _PATTERN[start : start + min(length, _PERIOD_BYTES)]
 
 
+@dataclass(frozen=True, slots=True)
+class FileObject(LoadObject):
+    """An object that holds what a file holds."""
+
+    content: memoryview
+
+    def piece(self, offset: int, length: int) -> memoryview:
+        return self.content[offset : offset + length]
+
+
+def file_object(path: str, content: bytes) -> FileObject:
+    """The object of that path (`/bucket/key`) with these bytes."""
+    made = load_object(path, len(content))
+    return FileObject(made.path, made.size_bytes, made.etag, 0, memoryview(content))
+
+
 def load_object(path: str, size_bytes: int) -> LoadObject:
     """The object of that path (`/bucket/key`) and size; always the same."""
     digest = hashlib.md5(f"{path} {size_bytes}".encode(), usedforsecurity=False).hexdigest()

@@ -36,12 +36,16 @@ class LoadOrigin(ServerProcess):
 
     name = "origin"
 
-    def __init__(self, families: Sequence[Family]) -> None:
+    def __init__(self, families: Sequence[Family], files: Mapping[str, Path] | None = None) -> None:
+        """`files`: by key, what else it serves."""
         super().__init__(cores=machine.client_cores())
+        self._files = files or {}
         self._families = families
 
     def command(self) -> Sequence[str]:
-        return [sys.executable, "-m", "loadtests.harness.origin_server", str(self.port), *map(str, self._families)]
+        files = [f"{key}={file}" for key, file in self._files.items()]
+        program = [sys.executable, "-m", "loadtests.harness.origin_server", str(self.port)]
+        return [*program, *map(str, self._families), *files]
 
     def environment(self) -> Mapping[str, str]:
         return {"PYTHONPATH": str(_REPOSITORY)}

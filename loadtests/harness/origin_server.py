@@ -1,6 +1,6 @@
-"""The load origin: GET, HEAD and LIST of made-up objects, with latency, pace and rate, in raw asyncio.
+"""The load origin: GET, HEAD and LIST of made-up objects and of files, with latency, pace and rate, in raw asyncio.
 
-    python -m loadtests.harness.origin_server [HOST:]PORT PREFIX:COUNT:SIZE ...
+    python -m loadtests.harness.origin_server [HOST:]PORT PREFIX:COUNT:SIZE ... KEY=FILE ...
 
 It verifies no signature, so that it is never the bottleneck where it need not be. Started by `origin.LoadOrigin`, which
 sets latency and rates over `/.shape?...` and reads the counters at `/.counters`.
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qs
 
-from loadtests.harness.content import BUCKET, Family, LoadObject, family, load_object
+from loadtests.harness.content import BUCKET, Family, LoadObject, family, file_object, load_object
 from loadtests.harness.origin_answers import Answer, Listing, object_answer, plain
 
 _PIECE_BYTES = 256 * 1024
@@ -214,19 +216,24 @@ def listening_on(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
-def state_of(families: list[Family]) -> OriginState:
-    """An origin's state with all objects of `families`."""
+def state_of(families: list[Family], files: Mapping[str, Path] | None = None) -> OriginState:
+    """An origin's state with all objects of `families`, and with `files` by key; each file is read once."""
     objects = {path: load_object(path, one.size_bytes) for one in families for path in one.paths()}
+    contents = {file: file.read_bytes() for file in set((files or {}).values())}
+    for key, file in (files or {}).items():
+        objects[f"/{BUCKET}/{key}"] = file_object(f"/{BUCKET}/{key}", contents[file])
     return OriginState(objects, Listing(BUCKET, objects.values()))
 
 
-async def serve(host: str, port: int, families: list[Family]) -> None:
+async def serve(host: str, port: int, families: list[Family], files: Mapping[str, Path]) -> None:
     """Until the process is told to end."""
-    state = state_of(families)
+    state = state_of(families, files)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: OriginConnection(state), host, port, backlog=4096)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*listening_on(sys.argv[1]), [family(text) for text in sys.argv[2:]]))
+    given = [text for text in sys.argv[2:] if "=" in text]
+    found = {key: Path(file) for key, _, file in (text.partition("=") for text in given)}
+    asyncio.run(serve(*listening_on(sys.argv[1]), [family(text) for text in sys.argv[2:] if text not in given], found))

