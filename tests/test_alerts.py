@@ -1,7 +1,8 @@
-"""The alerts in deploy/prometheus/: of metrics and labels that there are, each with its section of the runbook."""
+"""Alerts in deploy/prometheus/ and the dashboard in deploy/grafana/: of metrics and labels that there are, and explained."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -30,21 +31,43 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_alerts_are_about_metrics_that_there_are() -> None:
-    """And ask for labels that these have, with values that their descriptions name."""
-    found = 0
-    for rule in rules():
-        for name, matchers in re.findall(r"\b(forebay_[a-z_]+)(?:\{([^}]*)\})?", rule["expr"]):
-            metric = SERIES[name]
-            found += 1
-            for label, wanted in re.findall(r'(\w+)\s*[=!]~?\s*"([^"]*)"', matchers):
-                assert label in metric.labels, f"{name} has no label {label}"
-                known = (metric.values or {}).get(label)
-                if known is not None:
-                    assert all(one in known for one in wanted.split("|")), f"{name}{{{label}={wanted}}}"
-                elif label == "state":
-                    assert all(re.search(rf"\b{one}\b", metric.help) for one in wanted.split("|")), (name, wanted)
-    assert found > 20
+def panels() -> list[dict[str, Any]]:
+    dashboard = json.loads((ROOT / "deploy/grafana/forebay.json").read_text(encoding="utf-8"))
+    return [one for one in dashboard["panels"] if one["type"] != "row"]
+
+
+EXPRESSIONS = [rule["expr"] for rule in rules()] + [one["expr"] for panel in panels() for one in panel["targets"]]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_are_about_metrics_that_there_are(expression: str) -> None:
+    """And ask for labels that these have, with values that they may have."""
+    found = re.findall(r"\b(forebay_[a-z_]+)(?:\{([^}]*)\})?", expression)
+    assert found or "forebay:" in expression or "up{" in expression
+    for name, matchers in found:
+        metric = SERIES[name]
+        for label, wanted in re.findall(r'(\w+)\s*[=!]~?\s*"([^"]*)"', matchers):
+            assert label in (*metric.labels, "instance"), f"{name} has no label {label}"
+            known = (metric.values or {}).get(label)
+            if known is not None:
+                assert all(one in known for one in wanted.split("|")), f"{name}{{{label}={wanted}}}"
+            elif label == "state":
+                assert all(re.search(rf"\b{one}\b", metric.help) for one in wanted.split("|")), (name, wanted)
+    for labels in re.findall(r"\bby \(([^)]*)\)", expression):
+        known_labels = {one for name, _ in found for one in SERIES[name].labels} | {"instance", "le"}
+        assert set(re.findall(r"\w+", labels)) <= known_labels, labels
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    """Each has a number and a place of its own."""
+    assert len({one["id"] for one in panels()}) == len(panels()) > 20
+    taken = {
+        (one["gridPos"]["x"] + x, one["gridPos"]["y"] + y)
+        for one in panels()
+        for x in range(one["gridPos"]["w"])
+        for y in range(one["gridPos"]["h"])
+    }
+    assert len(taken) == sum(one["gridPos"]["w"] * one["gridPos"]["h"] for one in panels())
 
 
 def test_recorded_series_are_those_that_alerts_use() -> None:
