@@ -1,4 +1,4 @@
-"""Alerts in deploy/prometheus/ and the dashboard in deploy/grafana/: of metrics and labels that there are, and explained."""
+"""Alerts in deploy/prometheus/ and the dashboard in deploy/grafana/: of metrics and labels that there are."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def control_app(
         routes=[
             Route("/healthz", control.healthz),
             Route("/readyz", control.readyz),
-            Route("/metrics", guard(control.metrics)),
+            Route("/metrics", guard(control.metrics, any_host=True)),
             *page_routes(),
-            Route("/api/v1/overview", guard(overview.show, for_page=True)),
+            Route("/api/v1/overview", guard(overview.show)),
             Route("/api/v1/status", guard(control.status)),
             Route("/api/v1/warm", guard(work.warm), methods=["POST"]),
             Route("/api/v1/evict", guard(work.evict), methods=["POST"]),
@@ -97,7 +97,7 @@ def control_app(
             Route("/api/v1/checkpoints", guard(pending.checkpoints)),
             Route("/api/v1/writeback/resolve", guard(pending.resolve), methods=["POST"]),
             Route("/api/v1/writeback/abort", guard(pending.abort), methods=["POST"]),
-            Route("/api/openapi.json", guard(control.openapi)),
+            Route("/api/openapi.json", guard(control.openapi, any_host=True)),
         ]
     )
 

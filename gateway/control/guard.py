@@ -21,8 +21,8 @@ _READS = frozenset({"GET", "HEAD"})
 class Guard:
     """Wraps endpoints that ask for the bearer token (RFC 6750), if there is one.
 
-    Without a token, requests that change something must name this machine as their host: a web page whose name its
-    owner lets point here (DNS rebinding) would otherwise do with the gateway as it likes.
+    Without a token, requests must name this machine as their host: a web page whose name its owner lets point here (DNS
+    rebinding) would otherwise read keys, and do with the gateway as it likes.
     """
 
     def __init__(self, live: LiveSettings, audit: AuditLog | None = None) -> None:
@@ -35,8 +35,8 @@ class Guard:
         token = self._live.now.admin.token
         return token.get_secret_value().encode() if token is not None else None
 
-    def __call__(self, endpoint: Endpoint, *, for_page: bool = False) -> Endpoint:
-        """`for_page`: only this machine's own page reads it in a browser, so reads are held to what changes are."""
+    def __call__(self, endpoint: Endpoint, *, any_host: bool = False) -> Endpoint:
+        """`any_host`: it tells nothing of keys, and is asked for by names that this machine does not know."""
 
         async def guarded(request: Request) -> Response:
             answer = await answered(request)
@@ -56,7 +56,7 @@ class Guard:
             if not self._allows(request):
                 message = "this needs the header 'Authorization: Bearer …' with admin.token"
                 return problem(401, message, {"www-authenticate": 'Bearer realm="forebay"'})
-            if request.method not in _READS or for_page:
+            if not any_host:
                 if not self._names_this_machine(request):
                     return problem(403, "the Host header must be this machine's address, or admin.token must be set")
                 if self._live.now.admin.token is None and _is_of_another_site(request):

@@ -65,7 +65,7 @@ def ask(
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(control_app(LiveSettings(settings(token)), holder, tmp_path))
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9001") as client:
             return await client.get(path, headers=headers)
 
     return asyncio.run(run())
