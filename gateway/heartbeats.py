@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gateway.durable import map_shared
+from gateway.atomic_write import map_shared
 
 PROCESSES_MAX = 512
 

@@ -15,7 +15,7 @@ import itertools
 import mmap
 from pathlib import Path
 
-from gateway.durable import set_aside_lock_file
+from gateway.atomic_write import set_aside_lock_file
 
 _MAGIC_AND_FORMAT = 0x10001_BEEFC0DE
 _NUMBER_WORD = 6

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.durable import set_aside
+from gateway.atomic_write import set_aside
 from gateway.metric_values import GROWTH_BYTES, SharedValues, Value
 
 _log = structlog.get_logger("forebay.metrics")
@@ -366,18 +366,21 @@ def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None
     families = {family.name: family for family in _collected(directory).collect()}
     for metric in DECLARED:
         name = metric.name.removesuffix("_total")
+        counted = (
+            {tuple(one.labels.get(label) for label in metric.labels) for one in families[name].samples}
+            if (name in families)
+            else set()
+        )
         for label_values in metric.zeros(known):
-            family = families.setdefault(name, Family(name, metric.help, metric.kind))
-            _stand_at_zero(family, metric, dict(zip(metric.labels, label_values, strict=True)))
+            if label_values not in counted:
+                family = families.setdefault(name, Family(name, metric.help, metric.kind))
+                _stand_at_zero(family, metric, dict(zip(metric.labels, label_values, strict=True)))
     registry = CollectorRegistry()
     registry.register(_Families(families.values()))
     return generate_latest(registry)
 
 
 def _stand_at_zero(family: Family, metric: Metric, labels: Mapping[str, str]) -> None:
-    """Unless something was counted there."""
-    if any(labels.items() <= one.labels.items() for one in family.samples):
-        return
     if metric.kind != "histogram":
         family.add_sample(metric.name, dict(labels), 0.0)
         return

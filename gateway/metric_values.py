@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.values import MutexValue
 
-from gateway.durable import set_aside
+from gateway.atomic_write import set_aside
 
 GROWTH_BYTES = 2**18
 """By so much a file grows that is full. It is mapped anew then, and what was mapped stays."""

@@ -31,6 +31,14 @@ ORIGIN_UP = Gauge(
     "Whether the origin answered when it was asked last, 30 seconds ago at most: 1 or 0.",
     latest=True,
 )
+ORIGIN_STATE = Gauge(
+    "forebay_origin_state",
+    "1 or 0",
+    ("state",),
+    "1 for the state that the origin was in then, else 0. state: well, unreachable (no answer, or no key to ask with), "
+    "refused (it refuses the gateway's own key, or has no such bucket) or wrong-clock (this machine's).",
+    latest=True,
+)
 PROCESS_START = Gauge(
     "forebay_process_start_time_seconds",
     "seconds since 1970",

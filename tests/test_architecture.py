@@ -14,7 +14,16 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"checkpoint_patterns", "clock", "durable", "errors", "file_lease", "file_lock", "heartbeats", "immutable"}
+LEAVES = {
+    "atomic_write",
+    "checkpoint_patterns",
+    "clock",
+    "errors",
+    "file_lease",
+    "file_lock",
+    "heartbeats",
+    "immutable",
+}
 LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink", "audit"}
@@ -22,8 +31,8 @@ BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
-    "heartbeats": {"durable"},
-    "lmdb_commits": {"durable"},
+    "heartbeats": {"atomic_write"},
+    "lmdb_commits": {"atomic_write"},
     "objects": {"immutable"},
     "cancellation": {"errors"},
     "config": LEAVES,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.words import size_text
+from gateway.control.formatting import size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import Caller, CallerLimits

@@ -13,7 +13,7 @@ import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, printable
 from gateway.cli.tables import fitted
-from gateway.control.words import counted, size_text
+from gateway.control.formatting import counted, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient

@@ -25,7 +25,7 @@ from gateway.cli.common import (
 from gateway.cli.tables import print_text, wrapped
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
-from gateway.control.words import counted
+from gateway.control.formatting import counted
 
 if TYPE_CHECKING:
     from gateway.doctor.findings import Finding

@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import print_text
-from gateway.control.words import age_text, counted, size_text
+from gateway.control.formatting import age_text, counted, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import ExplainedBlocks, ExplainedSlot, ExplainedWrite, Explanation, KnownVersion

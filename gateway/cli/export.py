@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
 from gateway.cli.progress import bytes_progress
-from gateway.control.words import are, counted, size_text
+from gateway.control.formatting import are, counted, size_text
 from gateway.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 

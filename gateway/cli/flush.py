@@ -13,7 +13,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.progress import bytes_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.config.units import parse_duration_seconds
-from gateway.control.words import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
+from gateway.control.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient, FlushProgress, PendingObject

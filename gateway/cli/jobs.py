@@ -24,8 +24,8 @@ from gateway.cli.common import (
 )
 from gateway.cli.progress import bytes_progress, listing_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.control.formatting import size_text
 from gateway.control.media_types import MANIFEST_TYPE
-from gateway.control.words import size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient, Job

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from gateway.control.words import size_text
+from gateway.control.formatting import size_text
 
 
 class _RateColumn(ProgressColumn):

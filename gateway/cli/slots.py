@@ -8,7 +8,7 @@ import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.words import counted, size_text
+from gateway.control.formatting import counted, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import Link, OriginRequests, Slot, SlotBandwidth, Unflushed

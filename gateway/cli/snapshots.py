@@ -25,8 +25,8 @@ from gateway.cli.common import (
 )
 from gateway.cli.jobs import follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.control.formatting import counted, size_text
 from gateway.control.media_types import LINES_TYPE
-from gateway.control.words import counted, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import Snapshot

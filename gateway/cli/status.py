@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.cli.common import printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
-from gateway.control.words import (
+from gateway.control.formatting import (
     bucket_text,
     counted,
     journal_problem_text,

@@ -23,7 +23,7 @@ from gateway.cli.status import DISK_STATES
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
-from gateway.control.words import counted, origin_text, size_text, wrong_with
+from gateway.control.formatting import counted, origin_text, size_text, wrong_with
 
 if TYPE_CHECKING:
     from gateway.admin_client import Checkpoint, Job, LiveAdminClient, Slot, Status

@@ -23,7 +23,7 @@ from gateway.cli.common import (
 )
 from gateway.cli.export import export
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.words import age_text, are, counted, no_objects_yet_text, size_text
+from gateway.control.formatting import age_text, are, counted, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient, OpenUpload, PendingObject

@@ -6,7 +6,7 @@ import asyncio
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,19 +18,19 @@ from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.config.signers import Signer
-from gateway.control.answers import json_answer
+from gateway.control.admin_backends import Holders
 from gateway.control.callers import CallersApi
 from gateway.control.disk import disk_document
 from gateway.control.events import EventsApi
 from gateway.control.explain import ExplainApi
 from gateway.control.guard import Guard
-from gateway.control.holders import Holders
 from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
-from gateway.control.origin_check import OriginChecks, OriginFinding
+from gateway.control.origin_check import OriginChecks, OriginFinding, OriginState
 from gateway.control.overview import OverviewApi
 from gateway.control.page import page_routes
 from gateway.control.process_metrics import set_process_metrics
+from gateway.control.responses import json_answer
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
 from gateway.control.snapshots import SnapshotsApi
@@ -151,7 +151,10 @@ class _Control:
         """Prometheus' text format, with what this process knows of the gateway as a whole."""
         state = self._holder.state
         metrics.BUILD_INFO.set(1, __version__, platform.python_version())
-        metrics.ORIGIN_UP.set(float((await self._origin()).reachable))
+        origin = await self._origin()
+        metrics.ORIGIN_UP.set(float(origin.reachable))
+        for one in get_args(OriginState):
+            metrics.ORIGIN_STATE.set(float(one == origin.state), one.replace(" ", "-"))
         processes = {} if state is None else {one.name: one.process_id for one in state.processes}
         if state is not None:
             processes["supervisor"] = state.process_id

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway import metrics
 from gateway.config import CallerLimitSettings
 from gateway.config.live import LiveSettings
-from gateway.control.answers import json_answer
+from gateway.control.responses import json_answer
 from gateway.metric_kinds import GONE, by_labels
 
 LOOK_SECONDS = 1.0

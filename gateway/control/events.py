@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.control.answers import json_answer, problem
+from gateway.control.responses import json_answer, problem
 from gateway.metrics import ORIGIN_EVENTS
 from gateway.s3.events import Event, MalformedEvents, ObjectEvent, parse_events
 

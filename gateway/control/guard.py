@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
-from gateway.control.answers import problem
+from gateway.control.responses import problem
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.control.answers import json_answer, problem
+from gateway.control.responses import json_answer, problem
 
 
 class Indexes(Protocol):

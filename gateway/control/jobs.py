@@ -8,8 +8,8 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.control.media_types import MANIFEST_TYPE
+from gateway.control.responses import content_type, json_answer, posted, problem
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs

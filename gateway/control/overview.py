@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.control.holders import Holders
+from gateway.control.admin_backends import Holders
 from gateway.control.slots import SlotsApi
 from gateway.counting import BROKEN_OFF
 from gateway.errors import BufferUnavailable, SnapshotError, StoreUnavailable

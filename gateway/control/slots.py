@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway import metrics
 from gateway.config import SlotSettings
 from gateway.config.live import LiveSettings
-from gateway.control.answers import json_answer, posted, problem
+from gateway.control.responses import json_answer, posted, problem
 from gateway.control.slot_changes import SlotChanges, SlotRefused
 from gateway.control.writeback import WritebackHolder
 from gateway.metric_kinds import Reading, by_labels

@@ -10,8 +10,8 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.control.media_types import LINES_TYPE
+from gateway.control.responses import content_type, json_answer, posted, problem
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.job import to_document
 from gateway.jobs.runner import TooManyJobs

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.config import Settings
 from gateway.config.loading import LoadedSettings
 from gateway.config.problems import SettingsError
-from gateway.control.words import size_text
+from gateway.control.formatting import size_text
 from gateway.doctor.findings import Finding, error, note, ok, warning
 
 AREA = "configuration"

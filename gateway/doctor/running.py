@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway import __version__, metrics
 from gateway.admin_client import AdminClient, BucketProfile, Sample, Slot, Status, samples
 from gateway.config import Settings
-from gateway.control.words import bucket_text, counted, size_text, wrong_with
+from gateway.control.formatting import bucket_text, counted, size_text, wrong_with
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.errors import AdminPortError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.durable import write_durably
+from gateway.atomic_write import write_durably
 from gateway.errors import StoreUnavailable
 from gateway.jobs.job import Job, pack, unpack
 

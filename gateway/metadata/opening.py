@@ -30,7 +30,7 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.durable import remove_durably, write_durably
+from gateway.atomic_write import remove_durably, write_durably
 from gateway.errors import StartupError, StoreUnavailable, is_no_room, opening_failure
 from gateway.file_lock import lock_within, try_lock
 from gateway.metadata import entries

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.errors import S3Error
 from gateway.objects import ObjectKey
-from gateway.operations.bucket_answers import bucket_answer
+from gateway.operations.bucket_metadata_cache import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets

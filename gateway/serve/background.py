@@ -11,8 +11,8 @@ import structlog
 import uvicorn
 
 from gateway.app import Upkeep, origin_for_checks, upkeep
+from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
-from gateway.control.holders import Holders
 from gateway.control.origin_check import OriginChecks
 from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.durable import check_room
+from gateway.atomic_write import check_room
 from gateway.errors import is_no_room
 from gateway.writeback import DIRECTORY
 

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.atomic_write import sync_directory, write_durably
 from gateway.clock import Moment
-from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.objects import Homes
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gateway.durable import map_shared
+from gateway.atomic_write import map_shared
 from gateway.objects import ObjectKey
 
 HASH_SLOTS = 65_536

@@ -135,11 +135,25 @@ def test_counters_stand_at_zero_before_anything_was_counted(tmp_path: Path) -> N
         assert told.count(f"\n{line}\n") == 1, line
 
 
+def test_a_scrape_costs_in_proportion_to_the_slots(tmp_path: Path) -> None:
+    """Four times as many take four times as long, and not sixteen: Prometheus gives up after ten seconds."""
+    metrics.CACHE_HIT_BYTES.add(7, "default")
+
+    def seconds(slots: int) -> float:
+        began = time.process_time()
+        metric_kinds.exposition(tmp_path, {"slot": [f"slot{number}" for number in range(slots)], "process": []})
+        return time.process_time() - began
+
+    assert min(seconds(200) for _ in range(2)) < 8 * min(seconds(50) for _ in range(3))
+
+
 def test_metrics_tell_version_and_processes(tmp_path: Path) -> None:
     """Of each process by its name; whose id is nobody's stands at 0."""
     told = ask(tmp_path, "/metrics").text
     assert f'forebay_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0' in told
     assert "\nforebay_origin_up 0.0\n" in told
+    assert 'forebay_origin_state{state="unreachable"} 1.0' in told
+    assert 'forebay_origin_state{state="wrong-clock"} 0.0' in told
     set_process_metrics({"background": os.getpid(), "worker0": 2**31 - 1, "worker1": None})
     assert metrics.PROCESS_MEMORY.value("background") > 10_000_000
     assert metrics.PROCESS_DESCRIPTORS.value("background") >= 3

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 
 from gateway.config import AdminSettings, Settings
 from gateway.config.live import LiveSettings
+from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
 from gateway.control.events import DOCUMENT_BYTES_MAX, ChangesHolder
-from gateway.control.holders import Holders
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
 from gateway.metrics import ORIGIN_EVENTS

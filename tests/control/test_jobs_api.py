@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from gateway.config import AdminSettings, OriginSettings, Settings
 from gateway.config.live import LiveSettings
+from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
-from gateway.control.holders import Holders
 from gateway.control.jobs import JobsHolder
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi import describe

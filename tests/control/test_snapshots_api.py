@@ -13,8 +13,8 @@ import pytest
 
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
+from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
-from gateway.control.holders import Holders
 from gateway.control.media_types import LINES_TYPE
 from gateway.control.openapi import describe
 from gateway.control.snapshots import SnapshotsHolder

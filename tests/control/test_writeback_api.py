@@ -12,8 +12,8 @@ import pytest
 
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
+from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
-from gateway.control.holders import Holders
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackBackend, WritebackHolder

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import durable
+from gateway import atomic_write
 from gateway.errors import StartupError
 from gateway.metadata import entries as records
 from gateway.metadata.entries import (
@@ -254,7 +254,7 @@ def test_clean_is_gone_for_good_before_anything_is_opened(tmp_path: Path, monkey
     directory, gone = tmp_path / "c", list[bool]()
     with opened(directory):
         pass
-    sync_directory, open_environment = durable.sync_directory, lmdb.open
+    sync_directory, open_environment = atomic_write.sync_directory, lmdb.open
 
     def synced(path: Path) -> None:
         gone.append(not (path / "CLEAN").exists())
@@ -264,7 +264,7 @@ def test_clean_is_gone_for_good_before_anything_is_opened(tmp_path: Path, monkey
         assert gone == [True]
         return open_environment(*arguments, **keywords)
 
-    monkeypatch.setattr(durable, "sync_directory", synced)
+    monkeypatch.setattr(atomic_write, "sync_directory", synced)
     monkeypatch.setattr(lmdb, "open", checked)
     with opened(directory):
         pass

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import durable
+from gateway import atomic_write
 from gateway.config import Settings, SlotSettings
 from gateway.config.fields import Section
 from gateway.config.loading import load_settings
@@ -300,7 +300,7 @@ def test_a_change_whose_last_step_the_disk_refuses_does_not_last(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as faulty:
-        faulty.setattr(durable, "sync_directory", failing)
+        faulty.setattr(atomic_write, "sync_directory", failing)
         with pytest.raises(ChangeRefused, match="does not take"):
             node.change("new", slot("new"))
     assert node.overlay == set()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway import durable
+from gateway import atomic_write
 from gateway.metadata.snapshots import staging as staging_module
 from gateway.metadata.snapshots import store as store_module
 from gateway.metadata.snapshots.object_table import ObjectTable
@@ -75,8 +75,8 @@ def _count(left: int) -> None:
 
     for name in ("rename", "mkdir", "unlink", "rmdir", "fsync", "open"):
         setattr(os, name, counted(getattr(os, name)))
-    for module in (durable, store_module, staging_module):
-        setattr(module, "sync_directory", counted(durable.sync_directory))  # noqa: B010 - mypy forbids the other way
+    for module in (atomic_write, store_module, staging_module):
+        setattr(module, "sync_directory", counted(atomic_write.sync_directory))  # noqa: B010 - mypy forbids the other way
     for method in ("append", "insert", "close"):
         setattr(ObjectTable, method, counted(getattr(ObjectTable, method)))
 

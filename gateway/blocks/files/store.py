@@ -31,11 +31,11 @@ from typing import BinaryIO, TypeVar
 import structlog
 from awscrt import checksums
 
+from gateway.atomic_write import set_aside
 from gateway.blocks import layout
 from gateway.blocks.files import page_cache
 from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
-from gateway.durable import set_aside
 from gateway.errors import BlockDamaged, StoreUnavailable
 from gateway.immutable import immutable
 

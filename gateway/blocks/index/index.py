@@ -30,6 +30,7 @@ from typing import Literal, TypeAlias
 import lmdb
 import orjson
 
+from gateway.atomic_write import LMDB_READERS_MAX, write_durably
 from gateway.blocks import layout
 from gateway.blocks.index.eviction import (
     Capacity,
@@ -53,7 +54,6 @@ from gateway.blocks.layout import (
     Tables,
     WorkerFile,
 )
-from gateway.durable import LMDB_READERS_MAX, write_durably
 from gateway.errors import NotKept, PinRefused, StoreUnavailable
 from gateway.lmdb_commits import LastCommit
 from gateway.objects import ObjectKey

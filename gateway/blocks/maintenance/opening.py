@@ -22,6 +22,7 @@ from pathlib import Path
 import lmdb
 import structlog
 
+from gateway.atomic_write import remove_durably, write_durably
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
@@ -30,7 +31,6 @@ from gateway.blocks.index.index import BlockIndex, Pins
 from gateway.blocks.layout import BlockSettings, WorkerFile, keep_apart
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
-from gateway.durable import remove_durably, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.atomic_write import write_durably
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
@@ -22,7 +23,6 @@ from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
-from gateway.durable import write_durably
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 BLOCKS_AT_ONCE = 64

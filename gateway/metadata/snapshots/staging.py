@@ -18,7 +18,7 @@ from pathlib import Path
 import lmdb
 import orjson
 
-from gateway.durable import sync_directory, write_durably
+from gateway.atomic_write import sync_directory, write_durably
 from gateway.errors import SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.records import etag_and_size

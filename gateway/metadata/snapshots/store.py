@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.durable import map_shared, sync_directory
+from gateway.atomic_write import map_shared, sync_directory
 from gateway.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.snapshots.manifest import Manifest, unpack, valid_name
 from gateway.metadata.snapshots.object_file import ObjectFile

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.atomic_write import map_shared
 from gateway.clock import Clock
-from gateway.durable import map_shared
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of

@@ -32,7 +32,7 @@ from typing import Any
 
 from awscrt import checksums as crt
 
-from gateway.durable import sync_directory
+from gateway.atomic_write import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.file_lease import FileLease, SharedFile
 from gateway.writeback.files.trailer import (

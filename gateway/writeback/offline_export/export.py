@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
-from gateway.durable import sync_directory
+from gateway.atomic_write import sync_directory
 from gateway.errors import BufferDamaged, StartupError
 from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback import DIRECTORY

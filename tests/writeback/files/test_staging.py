@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.durable import sync_directory
+from gateway.atomic_write import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.writeback.files import staged_file
 from gateway.writeback.files.staged_file import AT_ONCE_BYTES, StagedFile, Staging, read_verified

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.control.words import are, counted, size_text
+from gateway.control.formatting import are, counted, size_text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.durable import write_durably
+from gateway.atomic_write import write_durably
 from tests.support.disks import small_disk
 
 ROOM_BYTES = 64 * 1024
