@@ -366,11 +366,8 @@ def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None
     families = {family.name: family for family in _collected(directory).collect()}
     for metric in DECLARED:
         name = metric.name.removesuffix("_total")
-        counted = (
-            {tuple(one.labels.get(label) for label in metric.labels) for one in families[name].samples}
-            if (name in families)
-            else set()
-        )
+        samples = families[name].samples if name in families else ()
+        counted = {tuple(one.labels.get(label) for label in metric.labels) for one in samples}
         for label_values in metric.zeros(known):
             if label_values not in counted:
                 family = families.setdefault(name, Family(name, metric.help, metric.kind))

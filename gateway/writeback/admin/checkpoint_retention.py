@@ -113,7 +113,7 @@ class CheckpointRetention:
             doomed = set(superseded(run.saves, rules[run.slot]))
             for row in run.rows:
                 if row.id in doomed and row.id in run.unsent:
-                    await self._keep_here(row, whole_since(run.saves))
+                    await self._keep_here(row, whole_since(run.saves, row.id))
 
     async def _send_after_all(self) -> None:
         """Where a slot sends what it has, what is not superseded (any more: a newer one was deleted, or the rule

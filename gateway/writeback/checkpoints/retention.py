@@ -45,10 +45,15 @@ class Save:
     """When the last of it came."""
 
 
-def whole_since(saves: Sequence[Save]) -> float:
-    """When the newest that is at the origin was whole here; 0: none is there."""
-    durable = [one for one in saves if one.state is CheckpointState.DURABLE]
-    return max(durable, key=_order).last_at if durable else 0.0
+def whole_since(saves: Sequence[Save], superseded_id: int) -> float:
+    """When the newest of those that supersede one of them was whole here; 0: none does."""
+    old = next(one for one in saves if one.id == superseded_id)
+    newer = [
+        one
+        for one in saves
+        if one.state is CheckpointState.DURABLE and one.save_order > old.save_order and one.objects >= old.objects
+    ]
+    return max(newer, key=_order).last_at if newer else 0.0
 
 
 def superseded(saves: Sequence[Save], rule: FlushRule) -> list[int]:

@@ -105,7 +105,8 @@ class CheckpointRows:
         if before is not None and before[0] >= save_began_at:
             last = "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?"
             [last_at] = self._rows.execute(last, (checkpoint_id,)).fetchone()
-            if abs(began_at - last_at) > AGAIN_SECONDS:  # less than none where the clock went back
+            went_back = row[3] < last_at - AGAIN_SECONDS  # the clock: an upload that took long began before, too
+            if went_back or began_at - last_at > AGAIN_SECONDS:
                 again = f"UPDATE checkpoints SET began_at = ?, save_order = {_NEXT_ORDER} WHERE id = ?"
                 self._rows.execute(again, (began_at, checkpoint_id))
         elif began_at < save_began_at:

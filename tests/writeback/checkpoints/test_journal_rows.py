@@ -449,3 +449,13 @@ def test_saves_are_in_the_order_in_which_they_began_whatever_the_clock_says(book
         book.put(name, at)
         newest = book.rows.execute("SELECT prefix FROM checkpoints ORDER BY save_order DESC LIMIT 1").fetchone()
         assert newest == (name.removesuffix("a.pt").encode(),)
+
+
+def test_an_upload_that_took_long_is_no_newer_save(book: Book) -> None:
+    """Two of a key at once, as after a repeated request: the one that began first ends last."""
+    book.put("run/step-1/a.pt", 1_000.0)
+    book.put("run/step-2/a.pt", 1_010.0)
+    late = with_order(replace(pending(key("run/step-1/a.pt"), "late"), began_at=900.0, acknowledged_at=1_020.0), SLOT)
+    book.tx.acknowledge(late)
+    found = book.rows.execute("SELECT prefix FROM checkpoints ORDER BY save_order").fetchall()
+    assert found == [(b"run/step-1/",), (b"run/step-2/",)]
