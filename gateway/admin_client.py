@@ -66,6 +66,7 @@ class OriginStatus(Answer):
 
     endpoint_url: str
     reachable: bool
+    state: str = "well"
     problem: str | None
 
 

@@ -69,7 +69,7 @@ SNAPSHOTS = "snapshots"
 CHECKS_AT_ONCE = 8
 """So many questions to one home at the same time, where it is checked."""
 
-SILENCE = "origin-silence"
+_SILENCE = "origin-silence"
 """Where in the shared directory the processes tell each other that an origin is silent."""
 
 
@@ -100,7 +100,7 @@ async def _node(
         stack.push_async_callback(rates.aclose)
         bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
         meter = OriginMeter(metrics, bandwidth, rates.now)
-        silence = SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None)
+        silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
 
@@ -138,6 +138,11 @@ async def _node(
         ceilings = _CeilingsBefore(live)
         stack.enter_context(live.following(follow))
         yield node
+
+
+def silence_board(shared_directory: Path | None) -> SilenceBoard:
+    """Where processes that share this directory tell each other which origins are silent, or have failed."""
+    return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
 
 
 @asynccontextmanager

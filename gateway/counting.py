@@ -77,7 +77,9 @@ from gateway.metrics import (
     WRITEBACK_BUFFER_BYTES,
     WRITEBACK_CONFLICTS,
     WRITEBACK_DAMAGED,
+    WRITEBACK_EXPOSURE_BYTES,
     WRITEBACK_FLUSH_FAILURES,
+    WRITEBACK_FLUSH_SECONDS,
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
     WRITEBACK_JOURNAL_BYTES,
@@ -85,6 +87,7 @@ from gateway.metrics import (
     WRITEBACK_LOCAL_BYTES,
     WRITEBACK_LOCAL_OBJECTS,
     WRITEBACK_NOT_FLUSHED,
+    WRITEBACK_OLDEST_CONFLICT_SECONDS,
     WRITEBACK_OLDEST_SECONDS,
     WRITEBACK_OPEN_UPLOAD_BYTES,
     WRITEBACK_OPEN_UPLOAD_IDLE,
@@ -253,6 +256,9 @@ class SlotExposure(Protocol):
     def buffer_bytes(self) -> int: ...
 
     @property
+    def exposure_bytes(self) -> int: ...
+
+    @property
     def used_bytes(self) -> int: ...
 
     @property
@@ -275,12 +281,14 @@ class WritebackMetrics:
     """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,
     `writeback.bounds.BoundsObserver`, `writeback.exposure.ExposureObserver`, `writeback.monitor.PendingObserver`)."""
 
-    def flushed(self, slot: str, size_bytes: int) -> None:
+    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None:
         WRITEBACK_FLUSHED_OBJECTS.add(1, slot)
         WRITEBACK_FLUSHED_BYTES.add(size_bytes, slot)
+        WRITEBACK_FLUSH_SECONDS.observe(age_seconds, slot)
 
-    def flush_failed(self, slot: str) -> None:
-        WRITEBACK_FLUSH_FAILURES.add(1, slot)
+    def flush_failed(self, slot: str, reason: str) -> None:
+        """`reason`: of `metrics.FLUSH_FAILURES`."""
+        WRITEBACK_FLUSH_FAILURES.add(1, slot, reason)
 
     def flush_conflict(self, slot: str) -> None:
         WRITEBACK_CONFLICTS.add(1, slot)
@@ -299,6 +307,7 @@ class WritebackMetrics:
 
     def exposed(self, slot: str, exposure: SlotExposure) -> None:
         WRITEBACK_BUFFER_BYTES.set(exposure.buffer_bytes, slot)
+        WRITEBACK_EXPOSURE_BYTES.set(exposure.exposure_bytes, slot)
         WRITEBACK_USED_BYTES.set(exposure.used_bytes, slot)
         WRITEBACK_PENDING_BYTES.set(exposure.pending_bytes, slot)
         WRITEBACK_PENDING_OBJECTS.set(exposure.pending_objects, slot)
@@ -309,6 +318,10 @@ class WritebackMetrics:
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         """How many do not get to the origin now."""
         WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
+
+    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
+        """Since it was acknowledged; 0: there is none."""
+        WRITEBACK_OLDEST_CONFLICT_SECONDS.set(age_seconds, slot)
 
     def checkpoints(self, slot: str, state: str, count: int) -> None:
         """How many are in a state."""
@@ -497,6 +510,9 @@ class OriginAttempt(Protocol):
     @property
     def seconds(self) -> float: ...
 
+    @property
+    def origin(self) -> str: ...
+
 
 class WorkerMetrics:
     """What one S3 worker counts."""
@@ -514,8 +530,8 @@ class WorkerMetrics:
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)
-        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot)
-        ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
+        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot, attempt.origin)
+        ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose), attempt.origin)
 
     def origin_hedge(self, outcome: str) -> None:
         ORIGIN_HEDGES.add(1, outcome)

@@ -11,8 +11,10 @@ from os import PathLike
 from gateway import metric_kinds
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
+from gateway.config.signers import signers
 from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
+from gateway.metrics import USED_BY_ALL
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import LinkEnd, in_all
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
@@ -140,7 +142,8 @@ def names_in_metrics(settings: Settings) -> tuple[set[str], set[str]]:
 def keep_names_in_metrics(settings: Settings) -> None:
     """Sum up what was counted for slots, credentials and classes that are no more."""
     classes = {one.name for one in settings.caller_classes}
-    metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings))
+    users = (USED_BY_ALL, *(one.used_by for one in signers(settings)))
+    metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings), users)
 
 
 def _limits_of(one: CallerLimitSettings) -> Limits:

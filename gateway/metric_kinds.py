@@ -74,23 +74,24 @@ class Metric:
         labels: Sequence[str],
         help: str,
         *,
-        values: Mapping[str, Sequence[str]] | None = None,
+        values: Mapping[str, Sequence[str]] | Sequence[Mapping[str, Sequence[str]]] | None = None,
     ) -> None:
         self.name = name
         self.unit = unit
         self.labels = tuple(labels)
         self.help = help
-        self.values = values
-        """What labels may be, but for `slot` and `process`: with these it stands at 0 from the start. None: it stands
-        nowhere before it was counted."""
+        self.values: Sequence[Mapping[str, Sequence[str]]] = (
+            () if values is None else (values,) if isinstance(values, Mapping) else values
+        )
+        """What labels may be, but for `slot`, `origin` and `process`: with all that go together in one of these it
+        stands at 0 from the start. Empty: it stands nowhere before it was counted."""
 
         DECLARED.append(self)
 
     def zeros(self, known: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, ...]]:
         """The values of labels under which it stands from the start, where `known` says what else there is."""
-        if self.values is None:
-            return ()
-        return product(*({**known, **self.values}.get(label, ()) for label in self.labels))
+        for together in self.values:
+            yield from product(*({**known, **together}.get(label, ()) for label in self.labels))
 
     def reset(self) -> None:
         """Forget the children: what was counted in memory is gone, what was counted in files is read anew."""
@@ -192,10 +193,23 @@ class Histogram(Metric):
 
     kind = "histogram"
 
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        labels: Sequence[str],
+        help: str,
+        *,
+        values: Mapping[str, Sequence[str]] | None = None,
+        buckets_seconds: Sequence[float] = LATENCY_BUCKETS_SECONDS,
+    ) -> None:
+        self.buckets_seconds = tuple(buckets_seconds)
+        super().__init__(name, unit, labels, help, values=values)
+
     def reset(self) -> None:
         self._values: dict[tuple[str, ...], tuple[Value, Sequence[Value]]] = {}
         self._parent = prometheus_client.Histogram(
-            self.name, self.help, self.labels, registry=None, buckets=LATENCY_BUCKETS_SECONDS
+            self.name, self.help, self.labels, registry=None, buckets=self.buckets_seconds
         )
 
     def _kept(self) -> dict[tuple[str, ...], Any]:
@@ -205,10 +219,10 @@ class Histogram(Metric):
         """Count one event that took `seconds`."""
         total, buckets = self._of(label_values)
         total.inc(seconds)
-        buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)].inc(1)
+        buckets[bisect_left(self.buckets_seconds, seconds)].inc(1)
 
     def add(self, counts: Sequence[int], total_seconds: float, *label_values: str) -> None:
-        """Count as many events as `counts` says of each of LATENCY_BUCKETS_SECONDS, and behind them all."""
+        """Count as many events as `counts` says of each of its buckets, and behind them all."""
         total, buckets = self._of(label_values)
         total.inc(total_seconds)
         for bucket, count in zip(buckets, counts, strict=True):
@@ -288,7 +302,11 @@ class _Lost:
 
 
 def keep_names(
-    slots: Iterable[str], credentials: Iterable[str], classes: Iterable[str], buckets: Iterable[str] = ()
+    slots: Iterable[str],
+    credentials: Iterable[str],
+    classes: Iterable[str],
+    buckets: Iterable[str] = (),
+    users: Iterable[str] = (),
 ) -> None:
     """Only these have numbers of their own from now on. What others have counted is summed up under GONE; their gauges
     are dropped, but for those of callers who run or wait still. So names that come and go cost nothing that lasts.
@@ -299,10 +317,12 @@ def keep_names(
     of_credentials = {*credentials, "none", GONE}
     of_classes = {*classes, GONE}
     of_buckets = {*buckets, "other", GONE}
+    of_users = {*users, GONE}
+    known_of = {"slot": of_slots, "credential": of_credentials, "bucket": of_buckets, "used_by": of_users}
 
     def kept(labels: Mapping[str, str]) -> Mapping[str, str]:
         found = {}
-        for label, known in (("slot", of_slots), ("credential", of_credentials), ("bucket", of_buckets)):
+        for label, known in known_of.items():
             if label in labels and labels[label] not in known:
                 found[label] = GONE
         scope = labels.get("scope")
@@ -331,7 +351,7 @@ def keep_names(
 
     _NAMES.kept = kept
     for metric in DECLARED:
-        if {"slot", "credential", "scope", "bucket"} & set(metric.labels):
+        if {*known_of, "scope"} & set(metric.labels):
             metric.forget(lambda labels, name=metric.name: renamed(name, labels) != labels)  # type: ignore[misc]
             if not isinstance(metric, Gauge):
                 metric._kept().clear()  # a name that was gone may be back
@@ -358,8 +378,8 @@ def forget_process(directory: Path, slot: str) -> None:
 def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None) -> bytes:
     """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread.
 
-    `known`: slots (`slot`) and processes (`process`) that there are. What may be counted of them stands at 0 before it
-    was: `increase()` and `rate()` of a counter do not see the event by which it appears.
+    `known`: slots (`slot`), origins (`origin`) and processes (`process`) that there are. What may be counted of them
+    stands at 0 before it was: `increase()` and `rate()` of a counter do not see the event by which it appears.
     """
     if known is None:
         return generate_latest(_collected(directory))
@@ -378,10 +398,10 @@ def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None
 
 
 def _stand_at_zero(family: Family, metric: Metric, labels: Mapping[str, str]) -> None:
-    if metric.kind != "histogram":
+    if not isinstance(metric, Histogram):
         family.add_sample(metric.name, dict(labels), 0.0)
         return
-    for bound in (*LATENCY_BUCKETS_SECONDS, float("inf")):
+    for bound in (*metric.buckets_seconds, float("inf")):
         family.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, 0.0)  # type: ignore[no-untyped-call]
     family.add_sample(f"{metric.name}_count", dict(labels), 0.0)
     family.add_sample(f"{metric.name}_sum", dict(labels), 0.0)
@@ -409,14 +429,14 @@ class Reading:
         return self.by_labels(names, metric).get(wanted, 0.0)
 
     def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
-        """How many events there were of each of LATENCY_BUCKETS_SECONDS, and behind them all, with such a label."""
+        """How many events there were of each of its buckets, and behind them all, with such a label."""
         up_to: dict[float, float] = {}
         for sample in self._samples.get(histogram.name, ()):
             if sample.name == f"{histogram.name}_bucket" and counts(sample.labels[label]):
                 bound = float(sample.labels["le"])
                 up_to[bound] = up_to.get(bound, 0.0) + sample.value
         found, before = [], 0.0
-        for bound in (*LATENCY_BUCKETS_SECONDS, float("inf")):
+        for bound in (*histogram.buckets_seconds, float("inf")):
             found.append(int(up_to.get(bound, before) - before))
             before = up_to.get(bound, before)
         return found

@@ -17,6 +17,25 @@ _COMMON = (*_READS, "PutObject", "UploadPart", "CompleteMultipartUpload", "Delet
 
 _PURPOSES = ("live", "readahead", "warm", "refresh", "flush", "forward")
 
+USED_BY_ALL = "default"
+"""`used_by` of `[origin]`, which whatever is not named uses."""
+
+_FLUSH_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0)
+"""Of what may wait for the origin for hours."""
+
+FLUSH_FAILURES = (
+    "unreachable",
+    "credentials",
+    "refused",
+    "no-bucket",
+    "slow-down",
+    "origin-error",
+    "changed",
+    "disk",
+    "other",
+)
+"""Why an attempt to flush has failed."""
+
 BUILD_INFO = Gauge(
     "forebay_build_info",
     "1",
@@ -27,16 +46,20 @@ BUILD_INFO = Gauge(
 ORIGIN_UP = Gauge(
     "forebay_origin_up",
     "1 or 0",
-    (),
-    "Whether the origin answered when it was asked last, 30 seconds ago at most: 1 or 0.",
+    ("origin", "used_by"),
+    "1: the origin answered when it was asked last, 30 seconds ago at most; it is asked sooner where requests have "
+    "failed since. 0: it did not, or could not be asked: forebay_origin_state says which. origin: its host and port. "
+    "used_by: default ([origin], whatever is not named), bucket:NAME (of [[buckets]]) or slot:NAME (with a key of its "
+    "own).",
     latest=True,
 )
 ORIGIN_STATE = Gauge(
     "forebay_origin_state",
     "1 or 0",
-    ("state",),
-    "1 for the state that the origin was in then, else 0. state: well, unreachable (no answer, or no key to ask with), "
-    "refused (it refuses the gateway's own key, or has no such bucket) or wrong-clock (this machine's).",
+    ("origin", "used_by", "state"),
+    "1 for the state that the origin was in then, else 0. state: well, unreachable (no answer), no-credentials (there "
+    "is no key to ask with: none was found, or it has expired and is not renewed), refused (it refuses the gateway's "
+    "own key, or has no such bucket) or wrong-clock (this machine's). origin and used_by: as of forebay_origin_up.",
     latest=True,
 )
 PROCESS_START = Gauge(
@@ -66,6 +89,17 @@ REQUESTS = Counter(
     ("operation", "slot", "status", "cache"),
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
     "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
+    values=[
+        {"operation": ("GetObject",), "status": ("200", "206"), "cache": ("hit", "miss")},
+        {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss")},
+        {
+            "operation": ("PutObject", "UploadPart", "CompleteMultipartUpload"),
+            "status": ("200",),
+            "cache": ("absorbed", "forwarded"),
+        },
+        {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
+        {"operation": _COMMON, "status": ("500", "502", "503"), "cache": ("none",)},
+    ],
 )
 MISSES = Counter(
     "forebay_misses_total",
@@ -334,9 +368,19 @@ WRITEBACK_FLUSHED_BYTES = Counter(
 WRITEBACK_FLUSH_FAILURES = Counter(
     "forebay_writeback_flush_failures_total",
     "attempts",
+    ("slot", "reason"),
+    "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
+    "(there is no key to sign with, or the origin refuses it), refused (403), no-bucket, slow-down (too many requests),"
+    " origin-error (5xx), changed (others change the key meanwhile), disk (this node's) or other.",
+    values={"reason": FLUSH_FAILURES},
+)
+WRITEBACK_FLUSH_SECONDS = Histogram(
+    "forebay_writeback_flush_duration_seconds",
+    "seconds",
     ("slot",),
-    "Attempts to flush a write that failed; each is made again, for ever.",
+    "From the acknowledgement of a write or deletion until the origin has it.",
     values={},
+    buckets_seconds=_FLUSH_BUCKETS_SECONDS,
 )
 WRITEBACK_CONFLICTS = Counter(
     "forebay_writeback_conflicts_total",
@@ -354,6 +398,13 @@ WRITEBACK_DAMAGED = Counter(
 )
 WRITEBACK_BUFFER_BYTES = Gauge(
     "forebay_writeback_buffer_bytes", "bytes", ("slot",), "What the slot's buffer may hold: `buffer`.", latest=True
+)
+WRITEBACK_EXPOSURE_BYTES = Gauge(
+    "forebay_writeback_exposure_bytes",
+    "bytes",
+    ("slot",),
+    "What of the slot may be on this node alone, before writes go through: `exposure`; 0: no limit.",
+    latest=True,
 )
 WRITEBACK_USED_BYTES = Gauge(
     "forebay_writeback_buffer_used_bytes",
@@ -394,6 +445,13 @@ WRITEBACK_OLDEST_SECONDS = Gauge(
     ("slot",),
     "How long ago the oldest write was acknowledged that is on its way to the origin; 0: there is none. Conflicts, "
     "which wait for a person, do not count.",
+    latest=True,
+)
+WRITEBACK_OLDEST_CONFLICT_SECONDS = Gauge(
+    "forebay_writeback_oldest_conflict_age_seconds",
+    "seconds",
+    ("slot",),
+    "How long ago the oldest write was acknowledged that is in conflict, and waits for a person; 0: there is none.",
     latest=True,
 )
 WRITEBACK_THROUGH = Counter(
@@ -534,14 +592,20 @@ SMALL_ANSWER_TROUBLES = Counter(
 ORIGIN_REQUESTS = Counter(
     "forebay_origin_requests_total",
     "requests",
-    ("method", "status", "purpose", "slot"),
+    ("method", "status", "purpose", "slot", "origin"),
     "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
-    "refresh, flush or forward.",
+    "refresh, flush or forward. origin: its host and port.",
+    values=[
+        {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
+        {"method": ("HEAD",), "status": ("200",), "purpose": ("live",)},
+        {"method": ("GET", "HEAD"), "status": ("403", "500", "503", "unreachable"), "purpose": ("live",)},
+        {"method": ("PUT",), "status": ("200", "403", "500", "503", "unreachable"), "purpose": ("flush", "forward")},
+    ],
 )
 ORIGIN_REQUEST_SECONDS = Histogram(
     "forebay_origin_request_duration_seconds",
     "seconds",
-    ("purpose",),
+    ("purpose", "origin"),
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
     values={"purpose": _PURPOSES},
 )

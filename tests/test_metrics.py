@@ -45,6 +45,7 @@ class Attempt:
     method: str
     status: int | None
     seconds: float
+    origin: str = "s3.example"
 
 
 def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
@@ -124,8 +125,8 @@ def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
     worker = WorkerMetrics(1000)
     worker.origin_attempt(Attempt("imagenet", "live", "GET", None, 1.0))
     worker.origin_attempt(Attempt("imagenet", "live", "GET", 200, 1.0))
-    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live", "imagenet") == 1
-    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live", "imagenet") == 1
+    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live", "imagenet", "s3.example") == 1
+    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live", "imagenet", "s3.example") == 1
 
 
 COUNT = """

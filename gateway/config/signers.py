@@ -21,6 +21,12 @@ class Signer(NamedTuple):
     credentials: str
     name: str | None
 
+    @property
+    def used_by(self) -> str:
+        """What it is called in metrics."""
+        bucket = self.prefix.removeprefix("s3://").partition("/")[0]
+        return f"bucket:{bucket}" if self.slot is None else f"slot:{self.slot}"
+
 
 def signers(settings: Settings) -> Iterator[Signer]:
     """Every one of `[[buckets]]`, then the slots with a key of their own."""

@@ -38,7 +38,9 @@ from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackApi
 from gateway.errors import StoreUnavailable
 from gateway.metric_kinds import Reading
+from gateway.origin.signing import origin_name
 
+_NOT_ASKED = OriginFinding("unreachable", "not asked")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -145,24 +147,40 @@ class _Control:
         return json_answer(document, 200 if ready else 503)
 
     async def _origin(self) -> OriginFinding:
-        return await self._check.finding() if self._check is not None else OriginFinding("unreachable", "not asked")
+        return await self._check.finding() if self._check is not None else _NOT_ASKED
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text format, with what this process knows of the gateway as a whole."""
         state = self._holder.state
         metrics.BUILD_INFO.set(1, __version__, platform.python_version())
-        origin = await self._origin()
-        metrics.ORIGIN_UP.set(float(origin.reachable))
-        for one in get_args(OriginState):
-            metrics.ORIGIN_STATE.set(float(one == origin.state), one.replace(" ", "-"))
+        origins = await self._set_origin_metrics()
         processes = {} if state is None else {one.name: one.process_id for one in state.processes}
         if state is not None:
             processes["supervisor"] = state.process_id
         await asyncio.to_thread(set_process_metrics, processes)
         slots = [*(slot.name for slot in self._settings.slots), "default"]
-        known = {"slot": list(dict.fromkeys(slots)), "process": [name for name in processes if name != "supervisor"]}
+        known = {
+            "slot": list(dict.fromkeys(slots)),
+            "origin": origins,
+            "process": [name for name in processes if name != "supervisor"],
+        }
         text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory, known)
         return Response(text, headers={"content-type": _METRICS_TYPE})
+
+    async def _set_origin_metrics(self) -> list[str]:
+        """The names of all origins; of each, what its users have found out is in the metrics then."""
+        main, others = await self._findings()
+        name = origin_name(self._settings.origin.endpoint_url)
+        found = [(name, metrics.USED_BY_ALL, main)]
+        found += [(origin_name(one.endpoint_url), one.used_by, finding) for one, finding in others]
+        for origin, used_by, finding in found:
+            metrics.ORIGIN_UP.set(float(finding.reachable), origin, used_by)
+            for state in get_args(OriginState):
+                metrics.ORIGIN_STATE.set(float(state == finding.state), origin, used_by, state.replace(" ", "-"))
+        return list(dict.fromkeys(origin for origin, _, _ in found))
+
+    async def _findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
+        return await self._check.findings() if self._check is not None else (_NOT_ASKED, [])
 
     async def status(self, _request: Request) -> Response:
         return json_answer(await self.document(await asyncio.to_thread(Reading, self._metrics_directory)))
@@ -199,10 +217,7 @@ class _Control:
         state = self._holder.state
         cache = self._settings.cache
         figures, disk = self._figures(reading), disk_document(reading)
-        if self._check is None:
-            origin, others = OriginFinding("unreachable", "not asked"), list[tuple[Signer, OriginFinding]]()
-        else:
-            origin, others = await self._check.findings()
+        origin, others = await self._findings()
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {

@@ -78,4 +78,6 @@ def origin_text(origin: dict[str, Any]) -> str:
     """How the origin is, in words: of the part `origin` of the status document."""
     if origin["problem"] is None:
         return "reachable"
+    if origin["state"] == "no credentials":
+        return f"not asked, for want of a key: {origin['problem']}"
     return f"{'reachable' if origin['reachable'] else 'not reachable'}: {origin['problem']}"

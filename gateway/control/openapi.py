@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from gateway import __version__
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi_overview import overview_schema
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
+from gateway.control.origin_check import OriginState
 from gateway.metrics import DISK_STATES
 
 _PROCESS = {
@@ -46,7 +47,7 @@ _ORIGIN_FOUND = {
     "endpoint_url": {"type": "string"},
     "region": {"type": "string"},
     "reachable": {"type": "boolean", "description": "it has answered a signed question, or refused it"},
-    "state": {"enum": ["well", "unreachable", "refused", "wrong clock"]},
+    "state": {"enum": list(get_args(OriginState))},
     "problem": {"type": ["string", "null"], "description": "what is wrong, in words"},
 }
 _ORIGIN = {

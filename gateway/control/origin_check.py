@@ -17,7 +17,9 @@ from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreac
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseBroken
+from gateway.origin.retry import SilenceBoard, SilenceCell
 from gateway.origin.s3 import refusal_of_own_key
+from gateway.origin.signing import origin_name
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
 from gateway.s3.xml import error_code_of
@@ -27,10 +29,13 @@ SECONDS_MAX = 3.0
 
 REMEMBERED_WELL_SECONDS = 30.0
 REMEMBERED_SECONDS = 5.0
+REMEMBERED_FAILED_SECONDS = 1.0
+"""Where all was well, and requests have failed since."""
+
 SKEW_SECONDS_MAX = 60.0
 _DOCUMENT_BYTES_MAX = 64 * 1024
 
-OriginState = Literal["well", "unreachable", "refused", "wrong clock"]
+OriginState = Literal["well", "unreachable", "no credentials", "refused", "wrong clock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,8 @@ class OriginFinding:
 
     @property
     def reachable(self) -> bool:
-        """Whether something that speaks S3 has answered; it may have refused."""
-        return self.state != "unreachable"
+        """Whether something that speaks S3 has answered; it may have refused. Without a key nothing was asked."""
+        return self.state not in ("unreachable", "no credentials")
 
 
 class OriginCheck:
@@ -54,9 +59,16 @@ class OriginCheck:
     """
 
     def __init__(
-        self, origin: Origin, endpoint_url: str, clock: Clock | None = None, prefix: Prefix | None = None
+        self,
+        origin: Origin,
+        endpoint_url: str,
+        clock: Clock | None = None,
+        prefix: Prefix | None = None,
+        failures: SilenceCell | None = None,
     ) -> None:
+        """`failures`: where whoever else asks the origin tells that it has failed."""
         self._origin = origin
+        self._failures = failures
         self._prefix = prefix if prefix is not None and prefix.bucket else None
         self._endpoint_url = endpoint_url
         self._clock = clock or SystemClock()
@@ -64,15 +76,23 @@ class OriginCheck:
         self._known: tuple[float, OriginFinding] | None = None
 
     async def finding(self) -> OriginFinding:
-        """The latest; where all is well at most REMEMBERED_WELL_SECONDS old, else REMEMBERED_SECONDS."""
+        """The latest, REMEMBERED_SECONDS old at most; where all is well REMEMBERED_WELL_SECONDS, or
+        REMEMBERED_FAILED_SECONDS where requests have failed since."""
         async with self._lock:
             now = self._clock.monotonic()
             if self._known is not None:
                 asked, found = self._known
-                if now - asked < (REMEMBERED_WELL_SECONDS if found.problem is None else REMEMBERED_SECONDS):
+                if now - asked < self._remembered_seconds(asked, found):
                     return found
             self._known = (now, await self._ask())
             return self._known[1]
+
+    def _remembered_seconds(self, asked: float, found: OriginFinding) -> float:
+        if found.problem is not None:
+            return REMEMBERED_SECONDS
+        if self._failures is not None and self._failures.told_at() > asked:
+            return REMEMBERED_FAILED_SECONDS
+        return REMEMBERED_WELL_SECONDS
 
     async def _ask(self) -> OriginFinding:
         if self._prefix is None:
@@ -88,7 +108,7 @@ class OriginCheck:
         except OriginBodyError as error:
             return OriginFinding("unreachable", f"{self._endpoint_url} breaks its answer off: {error}")
         except CredentialsUnavailable as error:
-            return OriginFinding("unreachable", str(error))
+            return OriginFinding("no credentials", str(error))
         except OriginUnreachable as error:
             return OriginFinding("unreachable", self._reason(error))
 
@@ -159,21 +179,38 @@ class OriginChecks:
         live: LiveSettings,
         not_renewed: Callable[[str], str | None] = lambda _: None,
         clock: Clock | None = None,
+        board: SilenceBoard | None = None,
+        on_change: Callable[[str, OriginFinding], None] = lambda _, __: None,
     ) -> None:
-        """`not_renewed` says why credentials of this name, which may be good still, are not renewed."""
+        """`not_renewed` says why credentials of this name, which may be good still, are not renewed. On `board` all
+        processes tell that requests have failed. `on_change` is told what is found of an origin, by its name in words,
+        at first and whenever that has changed."""
+        self._board = board or SilenceBoard()
+        self._on_change = on_change
+        self._told: dict[str, OriginFinding] = {}
         self._origin = origin
         self._not_renewed = not_renewed
         self._live = live
         self._clock = clock
-        self._main = OriginCheck(origin, live.now.origin.endpoint_url, clock)
+        self._main = self._new(live.now.origin.endpoint_url, None)
         self._others: dict[Signer, OriginCheck] = {}
 
     async def findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
         """What was found out about the origin, and about the others."""
         wanted = list(signers(self._live.now))
-        self._others = {one: self._others.get(one) or self._new(one) for one in wanted}
+        self._others = {
+            one: self._others.get(one) or self._new(one.endpoint_url, Prefix.parse(one.prefix)) for one in wanted
+        }
         main, *others = await asyncio.gather(self._main.finding(), *(self._others[one].finding() for one in wanted))
-        return main, [(one, self._judged(one, found)) for one, found in zip(wanted, others, strict=True)]
+        judged = [(one, self._judged(one, found)) for one, found in zip(wanted, others, strict=True)]
+        self._tell({"the origin": main, **{one.prefix: found for one, found in judged}})
+        return main, judged
+
+    def _tell(self, findings: dict[str, OriginFinding]) -> None:
+        before, self._told = self._told, findings
+        for where, found in findings.items():
+            if before.get(where) != found:
+                self._on_change(where, found)
 
     def _judged(self, one: Signer, found: OriginFinding) -> OriginFinding:
         problem = self._not_renewed(one.name) if one.name is not None else None
@@ -190,8 +227,9 @@ class OriginChecks:
         problems = list(dict.fromkeys(found.problem for found in told if found.problem is not None))
         if not problems:
             return main
-        worst = next((found for found in told if not found.reachable), next(one for one in told if one.problem))
+        worst = next((one for one in told if not one.reachable), next(one for one in told if one.problem))
         return OriginFinding(worst.state, "; ".join(problems))
 
-    def _new(self, one: Signer) -> OriginCheck:
-        return OriginCheck(self._origin, one.endpoint_url, self._clock, Prefix.parse(one.prefix))
+    def _new(self, endpoint_url: str, prefix: Prefix | None) -> OriginCheck:
+        failures = self._board.failures(origin_name(endpoint_url))
+        return OriginCheck(self._origin, endpoint_url, self._clock, prefix, failures)

@@ -123,6 +123,7 @@ async def origin(
 
 _DO = {
     "unreachable": "see origin.endpoint_url, DNS, proxies and firewalls between this machine and the origin",
+    "no credentials": "see where the key comes from (environment, profile, role), and whether it has expired",
     "refused": "see the key, its policy, and origin.region",
     "wrong clock": "set this machine's clock: chronyc tracking, timedatectl",
     "well": "look at the credentials' source",

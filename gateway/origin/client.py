@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
+OWN_KEY_REFUSED = "The origin refuses the key of this gateway"
+"""The message of a 403 begins so that is about the gateway's own key, and not about what it may do."""
+
 
 Direction = Literal["read", "write"]
 """Which way the bytes of bodies go: read from the origin, or written to it."""

@@ -242,7 +242,8 @@ log = structlog.get_logger(__name__)
 
 
 class SilenceBoard:
-    """For each host, when it was last found silent. Times are monotonic, the same for all processes.
+    """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
+    for all processes.
 
     A cell is written without a lock. What is read of it half written, or overwritten by another host, costs a question
     to the origin at most.
@@ -262,8 +263,15 @@ class SilenceBoard:
 
     def cell(self, host: str) -> SilenceCell:
         """Where one host's record lies."""
-        name = int.from_bytes(hashlib.blake2b(host.encode(), digest_size=8).digest(), "little")
-        return SilenceCell(self._memory, name)
+        return self._cell(host)
+
+    def failures(self, host: str) -> SilenceCell:
+        """Where it is told that an endpoint has failed a request, or could not be asked for want of a key."""
+        return self._cell(f"failed: {host}")
+
+    def _cell(self, name: str) -> SilenceCell:
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        return SilenceCell(self._memory, int.from_bytes(digest, "little"))
 
 
 class SilenceCell:
@@ -277,20 +285,21 @@ class SilenceCell:
         self._offset = name % _CELLS * _RECORD.size
 
     def tell(self, moment: float) -> None:
-        """The host is silent."""
+        """The host is silent, or has failed."""
         _RECORD.pack_into(self._memory, self._offset, self._name, moment)
 
     def clear(self) -> None:
         """It is not."""
-        if self._told():
+        if self.told_at():
             _RECORD.pack_into(self._memory, self._offset, self._name, 0.0)
 
     def is_silent(self, now: float, heard_at: float) -> bool:
         """Whether somebody found the host silent just now, and later than the caller has heard of it."""
-        moment = self._told()
+        moment = self.told_at()
         return 0 < moment <= now < moment + BELIEVED_SECONDS and heard_at < moment
 
-    def _told(self) -> float:
+    def told_at(self) -> float:
+        """When it was told last; 0: never, or another host's record has taken its place."""
         name, moment = _RECORD.unpack_from(self._memory, self._offset)
         return moment if name == self._name else 0.0
 

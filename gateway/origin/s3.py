@@ -20,10 +20,11 @@ import structlog
 
 from gateway import cancellation
 from gateway.clock import Clock
-from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
+from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.immutable import immutable
 from gateway.origin.client import (
     ACCOUNT,
+    OWN_KEY_REFUSED,
     Direction,
     HedgeOutcome,
     Origin,
@@ -86,7 +87,8 @@ class Attempt:
     """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
 
     `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
-    byte of the request to the head of its answer, where that can be compared with others of its `kind`.
+    byte of the request to the head of its answer, where that can be compared with others of its `kind`. `origin` is the
+    host and port of the endpoint.
     """
 
     slot: str
@@ -97,6 +99,7 @@ class Attempt:
     sent_again_bytes: int = 0
     kind: AnswerKind | None = None
     answer_seconds: float = 0.0
+    origin: str = ""
 
 
 @dataclass(slots=True)
@@ -157,6 +160,7 @@ class S3Origin:
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
         self._silence = silence or SilenceBoard()
+        self._failures = self._silence.failures(self._addressing.host)
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
         self._rates = rates
@@ -232,7 +236,11 @@ class S3Origin:
 
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
         breaker, request = sending.breaker, sending.request
-        headers = await self._signer.headers(request, sending.target, body)  # without a key pair, nothing is learned
+        try:
+            headers = await self._signer.headers(request, sending.target, body)
+        except CredentialsUnavailable:  # nothing is learned of the origin
+            self._failures.tell(self._clock.monotonic())
+            raise
         if breaker.hears_from_others():
             await self._is_back(sending)
         sending.attempts += 1
@@ -378,6 +386,8 @@ class S3Origin:
             return 0.0
         code = error_code(document)
         request = sending.request
+        if code in _CODES:
+            self._failures.tell(self._clock.monotonic())
         if self._rates is not None and is_for_their_number(request.method, status, code, response.headers):
             self._rates.refused(request, sending.sent_at)
         # A 503 that is not S3's is a proxy's, which may have lost the answer.
@@ -434,13 +444,25 @@ class S3Origin:
         kind: AnswerKind | None = None,
         answer_seconds: float = 0.0,
     ) -> None:
+        if status is None or status >= 500:
+            self._failures.tell(self._clock.monotonic())
         if self._on_attempt is None:
             return
         request, seconds = sending.request, self._clock.monotonic() - started
         again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
         comparable = kind if status is not None and status < 400 else None
         self._on_attempt(
-            Attempt(request.slot, request.purpose, request.method, status, seconds, again, comparable, answer_seconds)
+            Attempt(
+                request.slot,
+                request.purpose,
+                request.method,
+                status,
+                seconds,
+                again,
+                comparable,
+                answer_seconds,
+                self._addressing.host,
+            )
         )
 
 
@@ -534,8 +556,7 @@ class OwnKeyOrigin:
         )
         told = s3_error(
             "AccessDenied",
-            f"The origin refuses the key of this gateway ({code}). Your own key and signature are good: tell whoever "
-            "runs the gateway.",
+            f"{OWN_KEY_REFUSED} ({code}). Your own key and signature are good: tell whoever runs the gateway.",
         )
         body = error_document(told, resource="", request_id="", host_id="forebay")
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}

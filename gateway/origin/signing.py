@@ -75,6 +75,11 @@ def _default_endpoint(region: str) -> str:
     return f"https://{found['hostname']}"
 
 
+def origin_name(endpoint_url: str) -> str:
+    """The host of an endpoint, and its port where that is not the scheme's own: in metrics."""
+    return _host_header(urlsplit(endpoint_url))
+
+
 def _host_header(url: SplitResult) -> str:
     """Without the scheme's own port, as every client sends it."""
     host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
@@ -91,7 +96,7 @@ class Addressing:
             raise ConfigError("origin.endpoint_url", endpoint, "http://HOST[:PORT] or https://HOST[:PORT]")
         self.endpoint = endpoint
         self._scheme = url.scheme
-        self._host = _host_header(url)
+        self.host = self._host = _host_header(url)
         self._base_path = url.path.rstrip("/")
         self._style = settings.addressing_style
         self._is_aws = _AWS_HOST.search(url.hostname) is not None

@@ -10,10 +10,10 @@ from typing import Any
 import structlog
 import uvicorn
 
-from gateway.app import Upkeep, origin_for_checks, upkeep
+from gateway.app import Upkeep, origin_for_checks, silence_board, upkeep
 from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
-from gateway.control.origin_check import OriginChecks
+from gateway.control.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.state import CURRENT
@@ -43,8 +43,9 @@ async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
     config = context.config
     async with origin_for_checks(context.live, config.instance_id) as (origin, keys):
-        check = OriginChecks(origin, context.live, keys.problem)
-        telling = asyncio.create_task(_tell_of_origin(check), name="origin check")
+        board = silence_board(config.metrics_directory)
+        check = OriginChecks(origin, context.live, keys.problem, board=board, on_change=_tell_of_origin)
+        telling = asyncio.create_task(_ask_origins(check), name="origin check")
         try:
             await _serve(context, check)
         finally:
@@ -52,14 +53,18 @@ async def serve_background(context: ChildContext) -> None:
             await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell_of_origin(check: OriginChecks) -> None:
-    """Say once how the origin answers, whatever else starts meanwhile."""
-    main, others = await check.findings()
-    for where, found in [("the origin", main), *((one.prefix, found) for one, found in others)]:
-        if found.problem is None:
-            _log.info(f"{where} answers")
-        else:
-            _log.warning(f"{where}: {found.problem}", state=found.state)
+async def _ask_origins(check: OriginChecks) -> None:
+    """For ever, so that the log tells how the origins answer also where nobody else asks."""
+    while True:
+        await check.findings()
+        await asyncio.sleep(REMEMBERED_WELL_SECONDS)
+
+
+def _tell_of_origin(where: str, found: OriginFinding) -> None:
+    if found.problem is None:
+        _log.info(f"{where} answers")
+    else:
+        _log.warning(f"{where}: {found.problem}", state=found.state)
 
 
 async def _serve(context: ChildContext, check: OriginChecks) -> None:

@@ -118,10 +118,13 @@ def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:
     assert 'forebay_cache_hit_bytes_total{slot="default"} 7.0' in answer.text
 
 
+OF_TRAIN = 'origin="127.0.0.1:1",purpose="live",slot="train"'
+
+
 def test_counters_stand_at_zero_before_anything_was_counted(tmp_path: Path) -> None:
     """`increase()` does not see the event by which a counter appears; what was counted stays what it is."""
     metrics.CACHE_DISK_ERRORS.add(2, "full")
-    metrics.ORIGIN_REQUEST_SECONDS.observe(0.2, "live")
+    metrics.ORIGIN_REQUEST_SECONDS.observe(0.2, "live", "127.0.0.1:1")
     told = ask(tmp_path, "/metrics").text
     for line in (
         'forebay_writeback_conflicts_total{slot="default"} 0.0',
@@ -130,8 +133,13 @@ def test_counters_stand_at_zero_before_anything_was_counted(tmp_path: Path) -> N
         'forebay_worker_restarts_total{process="worker0"} 0.0',
         'forebay_cache_disk_errors_total{trouble="full"} 2.0',
         'forebay_cache_disk_errors_total{trouble="failing"} 0.0',
-        'forebay_origin_request_duration_seconds_count{purpose="live"} 1.0',
-        'forebay_origin_request_duration_seconds_count{purpose="flush"} 0.0',
+        'forebay_origin_request_duration_seconds_count{origin="127.0.0.1:1",purpose="live"} 1.0',
+        'forebay_origin_request_duration_seconds_count{origin="127.0.0.1:1",purpose="flush"} 0.0',
+        'forebay_requests_total{cache="hit",operation="GetObject",slot="train",status="200"} 0.0',
+        'forebay_requests_total{cache="none",operation="PutObject",slot="train",status="503"} 0.0',
+        f'forebay_origin_requests_total{{method="GET",{OF_TRAIN},status="unreachable"}} 0.0',
+        'forebay_writeback_flush_failures_total{reason="credentials",slot="train"} 0.0',
+        'forebay_writeback_flush_duration_seconds_bucket{le="14400.0",slot="train"} 0.0',
     ):
         assert told.count(f"\n{line}\n") == 1, line
 
@@ -151,9 +159,10 @@ def test_metrics_tell_version_and_processes(tmp_path: Path) -> None:
     """Of each process by its name; whose id is nobody's stands at 0."""
     told = ask(tmp_path, "/metrics").text
     assert f'forebay_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0' in told
-    assert "\nforebay_origin_up 0.0\n" in told
-    assert 'forebay_origin_state{state="unreachable"} 1.0' in told
-    assert 'forebay_origin_state{state="wrong-clock"} 0.0' in told
+    assert '\nforebay_origin_up{origin="127.0.0.1:1",used_by="default"} 0.0\n' in told
+    assert 'forebay_origin_state{origin="127.0.0.1:1",state="unreachable",used_by="default"} 1.0' in told
+    assert 'forebay_origin_state{origin="127.0.0.1:1",state="no-credentials",used_by="default"} 0.0' in told
+    assert 'forebay_origin_state{origin="127.0.0.1:1",state="wrong-clock",used_by="default"} 0.0' in told
     set_process_metrics({"background": os.getpid(), "worker0": 2**31 - 1, "worker1": None})
     assert metrics.PROCESS_MEMORY.value("background") > 10_000_000
     assert metrics.PROCESS_DESCRIPTORS.value("background") >= 3
@@ -207,8 +216,8 @@ def test_the_overview_counts_what_all_slots_have_done(tmp_path: Path) -> None:
     metrics.ORIGIN_BYTES.add(6, "write", "flush", "train")
     metrics.REQUEST_SECONDS.observe(0.002, "GetObject")
     metrics.REQUEST_SECONDS.observe(100, "PutObject")
-    metrics.ORIGIN_REQUEST_SECONDS.observe(0.0005, "live")
-    metrics.ORIGIN_REQUEST_SECONDS.observe(0.2, "flush")
+    metrics.ORIGIN_REQUEST_SECONDS.observe(0.0005, "live", "127.0.0.1:1")
+    metrics.ORIGIN_REQUEST_SECONDS.observe(0.2, "flush", "127.0.0.1:1")
     document = ask(tmp_path, "/api/v1/overview", host="127.0.0.1:9001").json()
     counts = document["counts"]
     assert (counts["requests"], counts["failed"], counts["sent_bytes"], counts["misses"]) == (4, 2, 7, {"evicted": 3})

@@ -15,18 +15,27 @@ import pytest
 import trustme
 
 from gateway.app import origin_for_checks
+from gateway.clock import SystemClock
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
+from gateway.control.formatting import origin_text
 from gateway.control.origin_check import (
+    REMEMBERED_FAILED_SECONDS,
     REMEMBERED_SECONDS,
     REMEMBERED_WELL_SECONDS,
     OriginCheck,
     OriginChecks,
     OriginFinding,
 )
+from gateway.errors import CredentialsUnavailable, OriginUnreachable
+from gateway.origin.client import OriginRequest
+from gateway.origin.retry import SilenceBoard
+from gateway.origin.s3 import S3Origin
+from gateway.origin.settings import OriginSettings as OriginEndpoint
+from gateway.origin.signing import KeyPair, StaticCredentials, origin_name
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
-from tests.support.memory_origin.faults import AlterHeaders, Answer, on
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 
@@ -143,6 +152,114 @@ def test_the_finding_is_remembered_for_a_while() -> None:
     with contextlib.ExitStack() as stack:
         origin = stack.enter_context(StrictOrigin())
         asyncio.run(run())
+
+
+def test_requests_that_fail_have_the_origin_asked_anew() -> None:
+    """What was well half a second ago is asked again where any process has told since that a request has failed; not
+    more than once a second, and not where none has failed."""
+
+    async def run() -> None:
+        clock, board = ManualClock(), SilenceBoard()
+        origin = MemoryOrigin(clock)
+        failures = board.failures("origin")
+        check = OriginCheck(origin, "http://origin", clock, failures=failures)
+        await clock.advance(100.0)
+        assert (await check.finding()).state == "well"
+        await clock.advance(REMEMBERED_FAILED_SECONDS / 2)
+        origin.inject(lambda call: True, Unreachable(), times=None)
+        board.failures("another").tell(clock.monotonic())
+        assert (await check.finding()).state == "well"
+        failures.tell(clock.monotonic())
+        assert (await check.finding()).state == "well"
+        await clock.advance(REMEMBERED_FAILED_SECONDS)
+        assert (await check.finding()).state == "unreachable"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "effect", [Answer(503, "InternalError"), Answer(403, "ExpiredToken"), None], ids=["5xx", "key", "no answer"]
+)
+def test_who_asks_an_origin_tells_the_others_that_it_has_failed(effect: Answer | None) -> None:
+    """A 404, or a right that is lacking, is no failure of the origin."""
+
+    async def run(url: str) -> None:
+        clock, board = SystemClock(), SilenceBoard()
+        home = OriginEndpoint(endpoint_url=url, region="us-east-1", max_attempts=1)
+        pair = StaticCredentials(KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY))
+        asked = S3Origin(home, pair, clock, instance_id="feed", silence=board)
+        failures = board.failures(origin_name(url))
+        try:
+            origin.model.inject(lambda call: True, Answer(403, "AccessDenied"), times=1)
+            for _ in range(2):
+                async with await asked.send(OriginRequest("GET", "none")):
+                    pass
+            assert failures.told_at() == 0.0
+            if effect is None:
+                origin.stop()
+            else:
+                origin.model.inject(lambda call: True, effect, times=None)
+            with contextlib.suppress(OriginUnreachable):
+                async with await asked.send(OriginRequest("GET", "none")):
+                    pass
+            assert failures.told_at() > 0.0
+        finally:
+            await asked.aclose()
+
+    with StrictOrigin() as origin:
+        asyncio.run(run(origin.endpoint_url))
+
+
+class _NoKey:
+    """A source that has no pair now."""
+
+    async def current(self) -> KeyPair:
+        raise CredentialsUnavailable("the token of the role has expired")
+
+
+def test_no_key_to_ask_with_is_not_an_origin_that_does_not_answer() -> None:
+    """It is told as what it is, to the other processes, too."""
+
+    async def run(url: str) -> None:
+        clock, board = SystemClock(), SilenceBoard()
+        home = OriginEndpoint(endpoint_url=url, region="us-east-1", max_attempts=1)
+        asked = S3Origin(home, _NoKey(), clock, instance_id="feed", silence=board)
+        try:
+            finding = await OriginCheck(asked, url).finding()
+        finally:
+            await asked.aclose()
+        assert finding == OriginFinding("no credentials", "the token of the role has expired")
+        assert not finding.reachable
+        assert origin_text({"reachable": False, "state": finding.state, "problem": finding.problem}) == (
+            "not asked, for want of a key: the token of the role has expired"
+        )
+        assert board.failures(origin_name(url)).told_at() > 0.0
+        assert origin.request_lines == []
+
+    with StrictOrigin() as origin:
+        asyncio.run(run(origin.endpoint_url))
+
+
+def test_changes_are_told_once() -> None:
+    """For the log: what is found at first, and what has changed since."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        origin = MemoryOrigin(clock)
+        told: list[tuple[str, str]] = []
+        live = LiveSettings(Settings(origin=OriginSettings(endpoint_url="http://origin", region="us-east-1")))
+        checks = OriginChecks(
+            origin, live, clock=clock, on_change=lambda where, found: told.append((where, found.state))
+        )
+        for state in ("well", "well", "unreachable", "unreachable", "well"):
+            origin.faults.clear()
+            if state == "unreachable":
+                origin.inject(lambda call: True, Unreachable(), times=None)
+            await clock.advance(REMEMBERED_WELL_SECONDS + 1)
+            await checks.findings()
+        assert told == [("the origin", one) for one in ("well", "unreachable", "well")]
+
+    asyncio.run(run())
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging
+from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal
@@ -43,6 +44,7 @@ class Observer:
         self.published: list[tuple[str, str | None]] = []
         self.settlements: list[tuple[str, str | None, float]] = []
         self.failures: list[str] = []
+        self.kinds: list[FailureKind] = []
         self.conflicts: list[str] = []
         self.damages: list[str] = []
         self.expiries: list[str] = []
@@ -56,8 +58,9 @@ class Observer:
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
         self.settlements.append((write.key.key, etag, attempt_seconds))
 
-    def failing(self, write: Write, failures: int, reason: str) -> None:
+    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
         self.failures.append(reason)
+        self.kinds.append(kind)
 
     def goes_on(self, write: Write) -> None:
         """Nothing to be done."""

@@ -15,6 +15,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of
+from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
@@ -80,7 +81,7 @@ class Silent:
     def settled(self, pending: Write, etag: str | None, attempt_seconds: float) -> None:
         """As it should be."""
 
-    def failing(self, pending: Write, failures: int, reason: str) -> None:
+    def failing(self, pending: Write, failures: int, reason: str, kind: FailureKind) -> None:
         print(f"{pending.key}: {reason}")
 
     def goes_on(self, pending: Write) -> None:

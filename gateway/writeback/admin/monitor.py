@@ -25,6 +25,9 @@ class PendingObserver(Protocol):
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         """So many objects of a slot are in one of `STATES`."""
 
+    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
+        """Since the oldest write that is in conflict was acknowledged; 0: there is none."""
+
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
         """So many uploads, and so much of them here; since the last part of the one that was left alone longest."""
 
@@ -54,14 +57,19 @@ class PendingMonitor:
 
     async def _look(self) -> None:
         problems = await self._queries.problems_by_slot()
+        conflicts = await self._queries.oldest_conflicts_by_slot()
         uploads = await self._queries.uploads_by_slot()
         now = Moment.of(self._clock)
         self._told |= {*self._slots, *problems, *uploads}
         for slot in self._told:
             for state, objects in zip(STATES, problems.get(slot, (0, 0, 0)), strict=True):
                 self._observer.not_flushed(slot, state, objects)
+            self._observer.oldest_conflict(slot, _since(conflicts.get(slot), now))
             stats = uploads.get(slot, UploadStats())
-            idle_seconds = max(0.0, now.since(stats.touched)[0]) if stats.touched is not None else 0.0
-            self._observer.uploads_open(slot, stats.uploads, stats.size_bytes, idle_seconds)
+            self._observer.uploads_open(slot, stats.uploads, stats.size_bytes, _since(stats.touched, now))
         journal = await self._queries.journal()
         self._observer.journal_holds(journal.ended_uploads, journal.own_writes, journal.size_bytes)
+
+
+def _since(moment: Moment | None, now: Moment) -> float:
+    return max(0.0, now.since(moment)[0]) if moment is not None else 0.0

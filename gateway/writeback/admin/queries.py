@@ -179,6 +179,10 @@ class PendingQueries:
         found = await self.look(lambda rows: rows.execute(counted).fetchall())
         return {slot: (conflicts, damaged, failing) for slot, conflicts, damaged, failing in found}
 
+    async def oldest_conflicts_by_slot(self) -> Mapping[str, Moment]:
+        """When the first of the writes was acknowledged that are in conflict; of the slots that have any."""
+        return await self.look(_oldest_conflicts)
+
     async def uploads_by_slot(self) -> Mapping[str, UploadStats]:
         """Of the slots that have open uploads."""
         return await self.look(_uploads_by_slot)
@@ -339,6 +343,15 @@ def _uploads_by_slot(rows: sqlite3.Connection) -> dict[str, UploadStats]:
             at = codec.unpack_write(write_id, record).touched_then
             touched[slot] = min(at, touched.get(slot, at), key=lambda one: one.at)
     return {slot: UploadStats(count, sizes.get(slot, 0), touched.get(slot)) for slot, count in counts}
+
+
+def _oldest_conflicts(rows: sqlite3.Connection) -> dict[str, Moment]:
+    found: dict[str, Moment] = {}
+    firsts = f"SELECT min(sequence) FROM writes WHERE {_PENDING} AND id IN ({_CONFLICTS}) GROUP BY slot"
+    for slot, write_id, record in rows.execute(f"SELECT slot, id, record FROM writes WHERE sequence IN ({firsts})"):
+        with suppress(BufferDamaged):  # it is shown among what is damaged
+            found[slot] = codec.unpack_write(write_id, record).acknowledged_then
+    return found
 
 
 def _stats(rows: sqlite3.Connection, stats: Sequence[int]) -> PendingStats:

@@ -87,7 +87,8 @@ class BoundsObserver(Protocol):
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
     """What only this node has of one slot. `used_bytes` are the pending ones, room for bodies that are arriving, and
-    `local_bytes`, which are not to be sent; `oldest_seconds` 0: nothing is on its way to the origin."""
+    `local_bytes`, which are not to be sent; `oldest_seconds` 0: nothing is on its way to the origin; `exposure_bytes`
+    0: it has no limit."""
 
     buffer_bytes: int
     used_bytes: int
@@ -96,6 +97,7 @@ class SlotExposure:
     oldest_seconds: float
     local_bytes: int = 0
     local_objects: int = 0
+    exposure_bytes: int = 0
 
 
 class ExposureObserver(Protocol):
@@ -180,6 +182,7 @@ class SlotBounds:
             age_seconds or 0.0,
             usage.local_bytes,
             usage.local_objects,
+            self.slot.exposure_bytes_max or 0,
         )
 
     def unused_bytes(self) -> int:

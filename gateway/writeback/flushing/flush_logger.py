@@ -8,6 +8,7 @@ from typing import Protocol
 import structlog
 
 from gateway.clock import Clock, Moment
+from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")
@@ -23,9 +24,9 @@ FLUSHED_LINES_PER_SECOND = 100
 class FlushCounters(Protocol):
     """For metrics."""
 
-    def flushed(self, slot: str, size_bytes: int) -> None: ...
+    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None: ...
 
-    def flush_failed(self, slot: str) -> None: ...
+    def flush_failed(self, slot: str, reason: str) -> None: ...
 
     def flush_conflict(self, slot: str) -> None: ...
 
@@ -62,7 +63,8 @@ class FlushLogger:
             self._objects = self._deletions = self._bytes = 0
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        self._counters.flushed(write.spec.slot, write.size_bytes)
+        age_seconds = max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0])
+        self._counters.flushed(write.spec.slot, write.size_bytes, age_seconds)
         if self._lines == FLUSHED_LINES_PER_SECOND:
             self._objects += 1
             self._deletions += write.deleted
@@ -76,12 +78,12 @@ class FlushLogger:
             sequence=write.sequence,
             bytes=write.size_bytes,
             etag=etag,
-            age_seconds=round(max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0]), 3),
+            age_seconds=round(age_seconds, 3),
             attempt_seconds=round(attempt_seconds, 3),
         )
 
-    def failing(self, write: Write, failures: int, reason: str) -> None:
-        self._counters.flush_failed(write.spec.slot)
+    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
+        self._counters.flush_failed(write.spec.slot, kind)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",

@@ -23,6 +23,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.xml import error_code_of, text_of
 from gateway.steps import each, in_steps
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
+from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
 from gateway.writeback.flushing.state import LookedFor, Lost, Refused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
@@ -154,7 +155,7 @@ async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: 
         async with await origin.send(request) as response:
             return response.status == 200 if response.status in (200, 404) else await _failure(response)
     except (OriginUnreachable, OriginBodyError, OSError) as error:
-        return Lost(str(error))
+        return Lost(str(error), kind_of_error(error))
 
 
 async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpose: Purpose) -> Answer:
@@ -168,8 +169,10 @@ async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpo
 
 
 async def _failure(response: OriginResponse) -> Refused | Lost:
-    code = error_code_of(await response.read(_ANSWER_BYTES_MAX)) or f"HTTP {response.status}"
-    return Lost(code) if response.status >= 500 or response.status == 429 else Refused(code)
+    document = await response.read(_ANSWER_BYTES_MAX)
+    code = error_code_of(document) or f"HTTP {response.status}"
+    kind = kind_of_answer(response.status, code, document)
+    return Lost(code, kind) if response.status >= 500 or response.status == 429 else Refused(code, kind)
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:

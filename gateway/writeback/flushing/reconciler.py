@@ -36,6 +36,7 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
+from gateway.writeback.flushing.failures import FailureKind, kind_of_error
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, ManifestFiles
@@ -140,7 +141,7 @@ class FlushObserver(Protocol):
         """The origin has it as this version (None: the key is deleted), and nothing is pending of it any more. The
         attempt that succeeded has taken so long."""
 
-    def failing(self, write: Write, failures: int, reason: str) -> None:
+    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
         """It failed, and is tried again."""
 
     def goes_on(self, write: Write) -> None:
@@ -642,7 +643,7 @@ class _Run:
                 if not isinstance(aborted, Aborted):
                     return aborted
         except (OriginUnreachable, OriginBodyError) as error:
-            return Lost(str(error))
+            return Lost(str(error), kind_of_error(error))
         finally:
             self._tools.probed.discard(write.key)
         return Aborted()
@@ -732,7 +733,7 @@ class _Run:
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
         await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
-        self._tools.observer.failing(write, failures, wait.reason)
+        self._tools.observer.failing(write, failures, wait.reason, wait.kind)
 
 
 def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:

@@ -23,6 +23,7 @@ from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_up
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
 from gateway.steps import Steps, each, in_steps
 from gateway.writeback.files.staged_file import StagedFile, Staging
+from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
 from gateway.writeback.flushing.state import (
     Aborted,
     Compared,
@@ -108,15 +109,15 @@ class Requests:
         try:
             return await self._begin(write)
         except (OriginUnreachable, OriginBodyError, OSError) as error:
-            return Lost(str(error))
+            return Lost(str(error), kind_of_error(error))
 
     async def send_part(self, write: Write, send: SendPart) -> Event:
         """Send one part."""
         event = await _event(self._send_part(write, send))
         if isinstance(event, Lost):
-            return PartFailed(send.origin_upload_id, send.part.number, event.reason)
+            return PartFailed(send.origin_upload_id, send.part.number, event.reason, kind=event.kind)
         if isinstance(event, Refused):
-            return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code)
+            return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code, event.kind)
         return event
 
     async def finish(self, write: Write, finish: Finish) -> Event:
@@ -162,7 +163,7 @@ class Requests:
         try:
             return await self._open_uploads(key)
         except (OriginUnreachable, OriginBodyError) as error:
-            return Lost(str(error))
+            return Lost(str(error), kind_of_error(error))
 
     async def _open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
         found, asked = list[OpenUpload](), Moment.of(self._clock)
@@ -203,7 +204,7 @@ class Requests:
             if response.status != 404:
                 return await _failure(response)
         if not _is_absence_expected(write) and await self._is_bucket_gone(write.key.bucket):
-            return Refused("NoSuchBucket")
+            return Refused("NoSuchBucket", "no-bucket")
         return Headed(None, moment=asked)
 
     async def _is_bucket_gone(self, bucket: str) -> bool:
@@ -218,7 +219,7 @@ class Requests:
             if response.status != 200:
                 return await _failure(response)
             origin_upload_id = text_of(await response.read(ANSWER_SIZE_BYTES_MAX), "UploadId")
-        return origin_upload_id or Lost("the origin gave no upload id")
+        return origin_upload_id or Lost("the origin gave no upload id", "origin-error")
 
     async def _send_part(self, write: Write, send: SendPart) -> Event:
         query = [("partNumber", str(send.part.number)), ("uploadId", send.origin_upload_id)]
@@ -251,7 +252,7 @@ class Requests:
         if code is not None:
             return _refusal(200, code)
         if text_of(answer, "ETag") is None:
-            return Lost("the origin's answer to Complete says nothing")
+            return Lost("the origin's answer to Complete says nothing", "origin-error")
         return Finished(etag_of_result(answer))
 
     async def _delete(self, write: Write, conditions: Mapping[str, str]) -> Event:
@@ -380,23 +381,24 @@ async def _event(asking: Awaitable[Event]) -> Event:
     try:
         return await asking
     except (OriginUnreachable, OriginBodyError, OSError) as error:
-        return Lost(str(error))
+        return Lost(str(error), kind_of_error(error))
 
 
 async def _failure(response: OriginResponse) -> Refused | Lost:
     body = await response.read(ANSWER_SIZE_BYTES_MAX)
-    return _refusal(response.status, error_code_of(body) or f"HTTP {response.status}")
+    return _refusal(response.status, error_code_of(body) or f"HTTP {response.status}", body)
 
 
-def _refusal(status: int, code: str) -> Refused | Lost:
+def _refusal(status: int, code: str, document: bytes = b"") -> Refused | Lost:
     """A 5xx leaves open what has been done, and so does an error that comes behind a 200; what an origin has not
     implemented it has not done.
     """
+    kind = kind_of_answer(status, code, document)
     if code == _NOT_IMPLEMENTED:
-        return Refused(code)
+        return Refused(code, kind)
     if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
-        return Lost(code)
-    return Refused(code)
+        return Lost(code, kind)
+    return Refused(code, kind)
 
 
 async def _once(document: bytes) -> AsyncIterator[bytes]:

@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias
 
 from gateway.clock import Moment
 from gateway.s3.headers import is_of_parts, unquote
+from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured, Part, State, Write
 
 PARTS_AT_ONCE = 4
@@ -91,6 +92,7 @@ class PartFailed:
     number: int
     reason: str
     code: str | None = None
+    kind: FailureKind = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class Refused:
     """The origin answered that it has not done what it was asked; `code` is S3's."""
 
     code: str
+    kind: FailureKind = field(default="other", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class Lost:
     """Whether the origin has done it nobody knows: no answer, or a 5xx."""
 
     reason: str
+    kind: FailureKind = field(default="other", compare=False)
 
 
 Event: TypeAlias = (
@@ -308,6 +312,7 @@ class Wait:
 
     reason: str
     is_away: bool
+    kind: FailureKind = field(default="other", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,9 +435,9 @@ class Progress:
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case Refused() if self._step is not _Step.END:
-                return self._refused(event.code)
+                return self._refused(event.code, event.kind)
             case Lost() if self._step is not _Step.END:
-                return self._lost(event.reason)
+                return self._lost(event.reason, event.kind)
         raise ValueError(f"{event} does not follow from {self._step.name}")
 
     # What the origin has
@@ -541,7 +546,7 @@ class Progress:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []  # another has failed before
         del self._under_way[event.number]
-        return self._failed(event.reason, event.code)
+        return self._failed(event.reason, event.code, event.kind)
 
     # Open uploads
 
@@ -656,10 +661,10 @@ class Progress:
 
     # Failures
 
-    def _refused(self, code: str) -> Sequence[Instruction]:
+    def _refused(self, code: str, kind: FailureKind) -> Sequence[Instruction]:
         step, write = self._step, self.write
         if write.state is State.ABORTING:
-            return self._not_aborted(code)
+            return self._not_aborted(code, kind)
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
         if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
@@ -671,7 +676,7 @@ class Progress:
         if step is _Step.FINISH and code in _DOES_NOT_HOLD and self._refused_with is None:
             self._refused_with = code
             return self._ask(_Step.LAST_LOOK, Head())
-        return self._failed(code, code)
+        return self._failed(code, code, kind)
 
     def _completion_refused(self, code: str) -> Sequence[Instruction]:
         here = [part for part in self.write.parts if part.file.is_here]
@@ -695,7 +700,7 @@ class Progress:
             return self._end(Rest(max(1.0, min(UPLOAD_LOOK_SECONDS, UNUSED_SECONDS - waited_seconds))))
         return self._ask(_Step.FIND, Find())
 
-    def _not_aborted(self, code: str) -> Sequence[Instruction]:
+    def _not_aborted(self, code: str, kind: FailureKind) -> Sequence[Instruction]:
         if self._step is _Step.FIND:
             return self._end(Forget(f"it may be another writer's, and the bucket does not list its parts: {code}"))
         if self.write.origin_upload_id is None:
@@ -703,9 +708,9 @@ class Progress:
             waited_seconds = self.now.passed_since(begun)
             if code in _NOT_IMPLEMENTED or waited_seconds > UNLISTED_GIVEN_UP_SECONDS:
                 return self._end(Forget(f"the bucket does not list its uploads: {code}"))
-        return self._end(Wait(code, is_away=False))
+        return self._end(Wait(code, is_away=False, kind=kind))
 
-    def _lost(self, reason: str) -> Sequence[Instruction]:
+    def _lost(self, reason: str, kind: FailureKind) -> Sequence[Instruction]:
         if self._step is _Step.FINISH:
             self._in_doubt = True
             if self.write.is_completed_at_origin:
@@ -713,9 +718,9 @@ class Progress:
                 return self._ask(_Step.VERIFY, Head())
         if self._step is _Step.VERIFY and self.write.is_completed_at_origin and not self._was_asked():
             return self._end(Answer("ServiceUnavailable", is_over=False))
-        return self._failed(reason, None)
+        return self._failed(reason, None, kind)
 
-    def _failed(self, reason: str, code: str | None) -> Sequence[Instruction]:
+    def _failed(self, reason: str, code: str | None, kind: FailureKind) -> Sequence[Instruction]:
         """`code` None: nobody knows whether the origin has done it."""
         step, write = self._step, self.write
         if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
@@ -731,7 +736,7 @@ class Progress:
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
-        return [*notes, *self._end(Wait(reason, is_away=code is None))]
+        return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

@@ -26,6 +26,7 @@ class Monitored:
     def __init__(self, path: Path) -> None:
         self.harness = AdminHarness(path)
         self.problems: dict[tuple[str, str], int] = {}
+        self.conflict_ages: dict[str, float] = {}
         self.uploads: dict[str, tuple[int, int, float]] = {}
         self.journal: tuple[int, int, int] | None = None
         self._overview = PendingQueries(path / "seen")
@@ -35,6 +36,9 @@ class Monitored:
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         self.problems[slot, state] = objects
+
+    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
+        self.conflict_ages[slot] = age_seconds
 
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
         self.told_at = self.harness.buffer.clock.now()
@@ -81,8 +85,13 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             await one.looked()
             for write in stored:
                 await journal.change(lambda tx, write=write: tx.settle(write.id, write.etag, Moment(1.0)))  # type: ignore[misc]
-            before = dict(one.problems)
+            before, age_seconds = dict(one.problems), one.conflict_ages["slot"]
+            assert age_seconds == pytest.approx(
+                one.harness.buffer.clock.now() - stored[0].acknowledged_at, abs=2 * LOOK_SECONDS
+            )
+            assert age_seconds >= LOOK_SECONDS
             await one.looked()
+            assert one.conflict_ages["slot"] == 0.0
             assert one.problems == {("slot", state): 0 for state in STATES}
             assert before == {("slot", "conflict"): 4, ("slot", "damaged"): 1, ("slot", "failing"): 2}
         finally:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
+from gateway.clock import Moment
 from gateway.writeback.flushing.flush_logger import FLUSHED_LINES_PER_SECOND, LINES_PER_MINUTE, FlushLogger
 from gateway.writeback.flushing.state import OTHERS
 from tests.support.manual_clock import ManualClock
@@ -21,12 +22,16 @@ class Counts:
 
     def __init__(self) -> None:
         self.seen = Counter[str]()
+        self.reasons = Counter[str]()
+        self.ages_seconds = list[float]()
 
-    def flushed(self, slot: str, size_bytes: int) -> None:
+    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None:
         self.seen["flushed"] += 1
+        self.ages_seconds.append(age_seconds)
 
-    def flush_failed(self, slot: str) -> None:
+    def flush_failed(self, slot: str, reason: str) -> None:
         self.seen["failed"] += 1
+        self.reasons[reason] += 1
 
     def flush_conflict(self, slot: str) -> None:
         self.seen["conflict"] += 1
@@ -42,12 +47,12 @@ def test_an_origin_that_is_away_does_not_flood_the_log() -> None:
     logger = FlushLogger(counts, clock)
     with capture_logs() as logs:
         for number in range(MANY):
-            logger.failing(pending(key(str(number)), "x"), 1, "away")
+            logger.failing(pending(key(str(number)), "x"), 1, "away", "unreachable")
     assert [one["object"] for one in logs] == [f"s3://bucket/{number}" for number in range(LINES_PER_MINUTE)]
     asyncio.run(clock.advance(2.0))
     with capture_logs() as later:
-        logger.failing(pending(key("late"), "x"), 2, "away")
-        logger.failing(pending(key("later"), "x"), 2, "away")
+        logger.failing(pending(key("late"), "x"), 2, "away", "unreachable")
+        logger.failing(pending(key("later"), "x"), 2, "away", "unreachable")
     assert [one.get("lines_left_out") for one in later] == [MANY - LINES_PER_MINUTE, None]
     assert counts.seen["failed"] == MANY + 2
 
@@ -71,7 +76,7 @@ def test_what_goes_on_does_not_either() -> None:
     with capture_logs() as logs:
         for number in range(MANY):
             logger.goes_on(pending(key(str(number)), "x"))
-        logger.failing(pending(key("k"), "x"), 1, "AccessDenied")
+        logger.failing(pending(key("k"), "x"), 1, "AccessDenied", "refused")
     assert Counter(one["log_level"] for one in logs) == {"info": LINES_PER_MINUTE, "warning": 1}
 
 
@@ -90,7 +95,7 @@ def test_failures_of_one_object_are_told_ever_less_often() -> None:
     """The first, the second, the fourth, …"""
     with capture_logs() as logs:
         for failures in range(1, 100):
-            FlushLogger(Counts(), ManualClock()).failing(pending(key("k"), "x"), failures, "AccessDenied")
+            FlushLogger(Counts(), ManualClock()).failing(pending(key("k"), "x"), failures, "AccessDenied", "refused")
     assert [one["failures"] for one in logs] == [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -178,3 +183,16 @@ def test_many_flushed_objects_share_a_line() -> None:
 
     with capture_logs() as logs:
         asyncio.run(run())
+
+
+def test_why_flushes_fail_and_how_long_they_take_is_counted() -> None:
+    """By a name of few; the time runs from the acknowledgement, whenever the last attempt began."""
+    counts, clock = Counts(), ManualClock()
+    logger = FlushLogger(counts, clock)
+    write = replace(pending(key("k"), "x"), acknowledged_at=clock.now(), acknowledged=Moment.of(clock))
+    logger.failing(write, 1, "no answer", "unreachable")
+    logger.failing(write, 2, "AccessDenied", "credentials")
+    asyncio.run(clock.advance(7200.0))
+    logger.settled(write, '"x"', 0.5)
+    assert counts.reasons == {"unreachable": 1, "credentials": 1}
+    assert counts.ages_seconds == [7200.0]

@@ -1,0 +1,54 @@
+"""Why an attempt to flush has failed, as one of few names: a label of metrics. What is to be done does not depend on
+it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.origin.client import OWN_KEY_REFUSED
+
+FailureKind = Literal[
+    "unreachable",
+    "credentials",
+    "refused",
+    "no-bucket",
+    "slow-down",
+    "origin-error",
+    "changed",
+    "disk",
+    "other",
+]
+
+_OF_CODES: dict[str, FailureKind] = {
+    "NoSuchBucket": "no-bucket",
+    "SlowDown": "slow-down",
+    "ServiceUnavailable": "slow-down",
+    "PreconditionFailed": "changed",
+    "ConditionalRequestConflict": "changed",
+    "InternalError": "origin-error",
+    "RequestTimeout": "origin-error",
+}
+
+
+def kind_of_error(error: Exception) -> FailureKind:
+    """Of what kept the origin from answering; an OSError is of this node's own disk."""
+    match error:
+        case CredentialsUnavailable():
+            return "credentials"
+        case OriginUnreachable() | OriginBodyError():
+            return "unreachable"
+        case OSError():
+            return "disk"
+    return "other"
+
+
+def kind_of_answer(status: int, code: str, document: bytes = b"") -> FailureKind:
+    """Of an answer that is no success. A HEAD has no document: there a key that is refused is any 403."""
+    if status in (401, 403):
+        return "credentials" if OWN_KEY_REFUSED.encode() in document else "refused"
+    if code in _OF_CODES:
+        return _OF_CODES[code]
+    if status == 429:
+        return "slow-down"
+    return "origin-error" if status >= 500 else "other"
