@@ -58,6 +58,7 @@ LEFT_OUT = {
     "clients": ("run real S3 clients", "make test-clients"),
     "radosgw": ("need Ceph's programs", "make test-radosgw"),
     "browser": ("need a browser", "make test-browser"),
+    "deploy": ("need promtool and systemd-analyze", "make test-deploy"),
     "slow": ("take long (kills, large objects, long histories)", "make test-slow"),
 }
 """By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""

@@ -51,16 +51,13 @@ def verified(root: Path, more: str = "") -> str:
     return done.stdout + done.stderr
 
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-
-
-@needs_systemd
+@pytest.mark.deploy
 def test_systemd_accepts_the_unit_and_the_drop_in(tmp_path: Path) -> None:
     """No key that it does not know, no program that is missing, no value that it cannot read."""
     assert verified(tmp_path) == ""
 
 
-@needs_systemd
+@pytest.mark.deploy
 def test_systemd_would_find_something(tmp_path: Path) -> None:
     """A misspelt key is named: the test above can fail."""
     assert "WantedBi" in verified(tmp_path, "WantedBi=multi-user.target\n")
