@@ -40,9 +40,7 @@ def test_an_origin_that_dies_is_told_as_soon_as_requests_fail_and_others_are_wel
         name, far_name = (one.endpoint_url.removeprefix("http://") for one in (main, far))
         with GatewayProcess(config) as gateway:
             up = f'forebay_origin_up{{origin="{far_name}",used_by="bucket:far"}}'
-            unreachable = (
-                f'forebay_origin_requests_total{{method="GET",origin="{far_name}",purpose="live",slot="default"'
-            )
+            labels = f'method="GET",origin="{far_name}",purpose="live",slot="default",status="unreachable"'
             assert httpx.get(f"{gateway.s3_url}/far/k").content == b"content"
             before = metrics_of(gateway)
             assert before[up] == 1.0
