@@ -37,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root test-browser test-deploy test-package test-lowest load fuzz simulate check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root test-browser test-deploy test-api test-package test-lowest load fuzz simulate check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,7 +46,7 @@ demo: $(STAMPS)/demo  ## set up, then run a small training job directly and thro
 	@$(BIN)/forebay demo
 
 test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
-	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not radosgw and not slow and not root and not browser and not deploy"  # on two cores, too: they wait for disks and processes
+	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not radosgw and not slow and not root and not browser and not deploy and not api"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
@@ -61,7 +61,7 @@ test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gatew
 	$(PYTEST) -m "torch"
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not radosgw and not root and not browser and not deploy"  # they wait more than they compute
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not radosgw and not root and not browser and not deploy and not api"  # they wait more than they compute
 
 test-browser: $(STAMPS)/browser  ## the dashboard in headless Chromium (Debian: chromium)
 	@command -v chromium >/dev/null || { [ "$$(id -u)" -eq 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
@@ -75,6 +75,9 @@ test-deploy: $(STAMPS)/test  ## Prometheus' rules and the systemd unit (Debian: 
 	  cp "$$folder/usr/bin/promtool" "$(BIN)/promtool" && rm -rf "$$folder"; } \
 	  || { echo "promtool is needed; on Debian: apt-get install prometheus" >&2; exit 1; }
 	$(PYTEST) -m "deploy" tests/test_alerts.py tests/test_systemd_unit.py
+
+test-api: $(STAMPS)/api  ## the admin port against its own OpenAPI document, by schemathesis
+	$(PYTEST) -m "api" tests/api/test_admin_api.py
 
 test-root: $(STAMPS)/test  ## what needs root: file systems that fill up, die or lose power, memory taken away
 	$(PYTEST) -n 2 --dist worksteal -m "root"
@@ -102,7 +105,7 @@ check: $(STAMPS)/dev  ## linter, formatter, types
 campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
-	$(call part,generated,,-m "not clients and not torch and not radosgw and not browser and not deploy" --hypothesis-seed=$(SEED))
+	$(call part,generated,,-m "not clients and not torch and not radosgw and not browser and not deploy and not api" --hypothesis-seed=$(SEED))
 	$(call part,growth,FOREBAY_GROWTH_EXAMPLES=100,--timeout=3600 --hypothesis-seed=$(SEED) tests/test_growth.py)
 	@[ -e $(DONE)/fuzz ] || { $(BIN)/python -m tests.fuzz.run --seconds 14400 --seed $(SEED) && touch $(DONE)/fuzz; }
 	@[ -e $(DONE)/simulation ] || { $(BIN)/python -m tests.simulation --seed $(SEED) --steps 1000000 --processes $(PROCESSES) --record $(DONE).simulation && touch $(DONE)/simulation; }
@@ -197,6 +200,11 @@ $(STAMPS)/dev: $(BUILT_OF) $(STAMPS)/venv
 $(STAMPS)/clients: $(BUILT_OF) $(STAMPS)/venv
 	@echo "installing the real S3 clients into $(VENV)"
 	@$(PIP) -e '.[test,clients,more-clients]'
+	@touch $@
+
+$(STAMPS)/api: $(BUILT_OF) $(STAMPS)/venv
+	@echo "installing schemathesis into $(VENV)"
+	@$(PIP) -e '.[api]'
 	@touch $@
 
 $(STAMPS)/browser: $(BUILT_OF) $(STAMPS)/venv

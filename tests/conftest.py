@@ -58,6 +58,7 @@ LEFT_OUT = {
     "clients": ("run real S3 clients", "make test-clients"),
     "radosgw": ("need Ceph's programs", "make test-radosgw"),
     "browser": ("need a browser", "make test-browser"),
+    "api": ("need schemathesis", "make test-api"),
     "deploy": ("need promtool and systemd-analyze", "make test-deploy"),
     "slow": ("take long (kills, large objects, long histories)", "make test-slow"),
 }

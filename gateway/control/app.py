@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,21 +78,20 @@ def control_app(
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
             Route("/api/v1/callers", guard(CallersApi(live, metrics_directory).list)),
-            Route("/api/v1/slots", guard(slots.list), methods=["GET"]),
-            Route("/api/v1/slots/{name}", guard(slots.put), methods=["PUT"]),
-            Route("/api/v1/slots/{name}", guard(slots.delete), methods=["DELETE"]),
+            Route("/api/v1/slots", guard(slots.list)),
+            _by_method("/api/v1/slots/{name}", PUT=guard(slots.put), DELETE=guard(slots.delete)),
             Route("/api/v1/jobs", guard(work.list)),
-            Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
-            Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
-            Route("/api/v1/snapshots", guard(frozen.list), methods=["GET"]),
-            Route("/api/v1/snapshots", guard(frozen.create), methods=["POST"]),
-            Route("/api/v1/snapshots/{name}", guard(frozen.show), methods=["GET"]),
-            Route("/api/v1/snapshots/{name}", guard(frozen.put), methods=["PUT"]),
-            Route("/api/v1/snapshots/{name}", guard(frozen.delete), methods=["DELETE"]),
+            _by_method("/api/v1/jobs/{job_id}", GET=guard(work.show), DELETE=guard(work.cancel)),
+            _by_method("/api/v1/snapshots", GET=guard(frozen.list), POST=guard(frozen.create)),
+            _by_method(
+                "/api/v1/snapshots/{name}",
+                GET=guard(frozen.show),
+                PUT=guard(frozen.put),
+                DELETE=guard(frozen.delete),
+            ),
             Route("/api/v1/snapshots/{name}/objects", guard(frozen.objects)),
             Route("/api/v1/snapshots/{name}/diff", guard(frozen.diff)),
-            Route("/api/v1/flush", guard(pending.flush), methods=["POST"]),
-            Route("/api/v1/flush", guard(pending.progress), methods=["GET"]),
+            _by_method("/api/v1/flush", POST=guard(pending.flush), GET=guard(pending.progress)),
             Route("/api/v1/writeback", guard(pending.show)),
             Route("/api/v1/writeback/objects", guard(pending.objects)),
             Route("/api/v1/writeback/uploads", guard(pending.uploads)),
@@ -102,6 +101,15 @@ def control_app(
             Route("/api/openapi.json", guard(control.openapi, any_host=True)),
         ]
     )
+
+
+def _by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> Route:
+    """One route for all methods of a path: a refusal of another method names them all (`Allow`, RFC 9110, 15.5.6)."""
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, endpoint, methods=list(endpoints))
 
 
 class _Control:

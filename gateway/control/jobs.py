@@ -12,11 +12,9 @@ from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.responses import content_type, json_answer, posted, problem
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
-from gateway.jobs.runner import Jobs, TooManyJobs
+from gateway.jobs.runner import Jobs, Rate, TooManyJobs
 from gateway.jobs.worklist import BadManifest
 from gateway.policy.slots import Prefix
-
-"""`s3://bucket/key` a line. No type that a web page may send to other sites without asking first."""
 
 
 class JobsHolder:
@@ -28,7 +26,7 @@ class JobsHolder:
     def documents(self) -> list[dict[str, Any]]:
         """Every job, the oldest first; none while the directory is not open."""
         jobs = self.jobs
-        return [] if jobs is None else [_document(jobs, job) for job in jobs.all()]
+        return [] if jobs is None else [job_document(job, jobs.rate(job.id)) for job in jobs.all()]
 
 
 class JobsApi:
@@ -78,7 +76,7 @@ class JobsApi:
     async def list(self, _request: Request) -> Response:
         """Every job, the oldest first."""
         jobs = self._holder.jobs
-        return _not_open() if jobs is None else json_answer({"jobs": [_document(jobs, job) for job in jobs.all()]})
+        return _not_open() if jobs is None else json_answer({"jobs": self._holder.documents()})
 
     async def show(self, request: Request) -> Response:
         """One job."""
@@ -86,7 +84,11 @@ class JobsApi:
         if jobs is None:
             return _not_open()
         job = jobs.get(request.path_params["job_id"])
-        return json_answer(_document(jobs, job)) if job is not None else problem(404, "there is no such job")
+        return (
+            json_answer(job_document(job, jobs.rate(job.id)))
+            if job is not None
+            else problem(404, "there is no such job")
+        )
 
     async def cancel(self, request: Request) -> Response:
         """End a job; what it has done stays done."""
@@ -94,7 +96,11 @@ class JobsApi:
         if jobs is None:
             return _not_open()
         job = await jobs.cancel(request.path_params["job_id"])
-        return json_answer(_document(jobs, job)) if job is not None else problem(404, "there is no such job")
+        return (
+            json_answer(job_document(job, jobs.rate(job.id)))
+            if job is not None
+            else problem(404, "there is no such job")
+        )
 
     async def _start(self, kind: JobKind, request: Request) -> Response:
         jobs = self._holder.jobs
@@ -119,18 +125,26 @@ class JobsApi:
             return problem(503, str(error))
         except ClientDisconnect:
             return problem(400, "the request broke off")
-        return json_answer(_document(jobs, job), 202)
+        return json_answer(job_document(job, jobs.rate(job.id)), 202)
 
 
-def _document(jobs: Jobs, job: Job) -> dict[str, Any]:
-    """A job as it is shown: how it stands, and how fast it goes."""
-    rate, left = jobs.rate(job.id) if job.kind is not JobKind.SNAPSHOT else None, None
+def job_document(job: Job, rate: Rate | None) -> dict[str, Any]:
+    """A job as it is shown: how it stands, and how fast it goes. One that makes a snapshot moves no bytes."""
+    left = None
+    if job.kind is JobKind.SNAPSHOT:
+        rate = None
     if rate is not None and job.found_all and not job.manifest:
         left = rate.seconds_left(max(0, job.bytes_found - job.bytes_done))
     return to_document(job) | {
         "bytes_per_second": rate.bytes_per_second if rate is not None else None,
         "seconds_left": left,
     }
+
+
+def _shown(jobs: Jobs, job: Job | None) -> Response:
+    if job is None:
+        return problem(404, "there is no such job")
+    return json_answer(job_document(job, jobs.rate(job.id)))
 
 
 async def _prefix(request: Request) -> str:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from gateway import __version__
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi_overview import overview_schema
+from gateway.control.openapi_parts import OBJECT_NAME, PREFIX_OF_BUCKET, always_whole, flag, query
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.control.origin_check import OriginState
@@ -219,7 +220,7 @@ _JOB = {
     },
 }
 _PINS = {"type": "object", "properties": {"pins": {"type": "array", "items": {"type": "string"}}}}
-_PREFIX = {"type": "object", "properties": {"prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}}}
+_PREFIX = {"type": "object", "properties": {"prefix": PREFIX_OF_BUCKET}, "required": ["prefix"]}
 _JOBS = {"type": "object", "properties": {"jobs": {"type": "array", "items": _JOB}}}
 _EVENT = {
     "type": "object",
@@ -231,6 +232,7 @@ _EVENT = {
         "outcome": {"enum": ["applied", "ignored", "malformed"]},
         "why": {"type": "string", "description": "where it was not applied"},
     },
+    "required": ["place", "outcome"],
 }
 _EVENTS = {
     "type": "object",
@@ -243,6 +245,14 @@ _EVENTS = {
 
 def describe() -> dict[str, Any]:
     """The document."""
+    document = _described()
+    for item in document["paths"].values():
+        for method in item.keys() & {"get", "put", "post", "delete"}:
+            item[method] |= {"responses": always_whole(item[method]["responses"])}
+    return document
+
+
+def _described() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Forebay admin port", "version": __version__},
@@ -253,11 +263,7 @@ def describe() -> dict[str, Any]:
             "/metrics": _get("Metrics in Prometheus' text format.", "text/plain", {"type": "string"}),
             "/": _get("The dashboard.", "text/html", {"type": "string"}, guarded=False),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
-            "/api/v1/overview": _get(
-                "What the dashboard shows, in one document.",
-                "application/json",
-                overview_schema(_STATUS, _SLOTS, _JOB),
-            ),
+            "/api/v1/overview": _overview(),
             "/api/v1/warm": _start("Fetch what is not in the cache yet."),
             "/api/v1/evict": _start("Drop what is in the cache."),
             "/api/v1/pin": _start("Fetch what lies under a prefix, and never evict it.", manifest=False),
@@ -276,6 +282,14 @@ def describe() -> dict[str, Any]:
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }
+
+
+def _overview() -> dict[str, Any]:
+    schema = overview_schema(_STATUS, _SLOTS, _JOB)
+    found = _get("What the dashboard shows, in one document.", "application/json", schema)
+    found["get"]["parameters"] = [flag("history", "true: with the counts of the last minutes")]
+    found["get"]["responses"]["400"] = {"description": "history is neither true nor false."}
+    return found
 
 
 def _of_direction(what: str) -> dict[str, Any]:
@@ -474,7 +488,7 @@ _EXPLAINED = {
 def _explain() -> dict[str, Any]:
     found = _get("What is known of an object, and what is here.", "application/json", _EXPLAINED)
     found["get"]["parameters"] = [
-        {"name": "object", "in": "query", "required": True, "schema": {"type": "string"}, "example": "s3://bucket/key"}
+        query("object", "s3://bucket/key", OBJECT_NAME, required=True),
     ]
     found["get"]["responses"] |= {
         "400": {"description": "It names no object."},
@@ -602,6 +616,7 @@ def _slot() -> dict[str, Any]:
             "application/json": {
                 "schema": {
                     "type": "object",
+                    "properties": {"prefix": PREFIX_OF_BUCKET},
                     "required": ["prefix"],
                     "description": "the keys of [[slots]], with the values that they have in the file",
                 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.control.media_types import LINES_TYPE
+from gateway.control.openapi_parts import PREFIX_OF_BUCKET, SNAPSHOT_NAME_SCHEMA, flag, query
 
 SNAPSHOT = {
     "type": "object",
@@ -20,11 +21,12 @@ SNAPSHOT = {
         "problem": {"type": ["string", "null"], "description": "why it cannot be used; then the rest may be missing"},
         "slots": {"type": "array", "items": {"type": "string"}, "description": "the slots that it freezes"},
     },
+    "required": ["name", "problem", "slots"],
 }
 _SNAPSHOTS = {"type": "object", "properties": {"snapshots": {"type": "array", "items": SNAPSHOT}}}
 _NAME_AND_PREFIX = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}},
+    "properties": {"name": SNAPSHOT_NAME_SCHEMA, "prefix": PREFIX_OF_BUCKET},
     "required": ["name", "prefix"],
 }
 _NAMED = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -40,14 +42,14 @@ _CLOSED = {"503": {"description": "The cache directory is not open."}}
 
 def snapshot_paths(job: dict[str, Any], guarded: dict[str, Any]) -> dict[str, Any]:
     """The paths; `job` is how jobs are described, `guarded` how refusals of the guard are."""
-    one = {"parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    one = {"parameters": [{"name": "name", "in": "path", "required": True, "schema": SNAPSHOT_NAME_SCHEMA}]}
     refusals = guarded | _REFUSED | _CLOSED
     kind = {"415": {"description": "Another content type."}}
     busy = {"429": {"description": "Too many jobs are running."}}
     made = _does("Freeze what is there now.", "202", _json(job), refusals | _TAKEN | kind | busy)
     put = _does("Make one of JSON lines.", "201", _json(SNAPSHOT), refusals | _TAKEN | kind)
-    forced = _query("force", "true: though it freezes a slot")
-    compared = _query("with", "the name of another; without it the bucket now")
+    forced = {"parameters": [flag("force", "true: though it freezes a slot")]}
+    compared = {"parameters": [query("with", "the name of another; without it the bucket now", SNAPSHOT_NAME_SCHEMA)]}
     gone = _does("Delete it for good.", "200", _json(_NAMED), refusals | _MISSING | _IN_USE) | forced
     different = _does("What is different.", "200", _LINES, refusals | _MISSING | _UNUSABLE) | compared
     return {
@@ -81,7 +83,3 @@ def _does(summary: str, status: str, content: dict[str, Any], refusals: dict[str
 
 def _body(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
-
-
-def _query(name: str, description: str) -> dict[str, Any]:
-    return {"parameters": [{"name": name, "in": "query", "description": description, "schema": {"type": "string"}}]}

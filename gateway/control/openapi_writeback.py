@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.control.openapi_parts import OBJECT_NAME, PREFIX, flag, query
+
 _TIME = {"type": ["number", "null"], "description": "seconds since 1970-01-01 UTC"}
-_PREFIX_FIELD = {"type": "string", "examples": ["s3://bucket/prefix"], "description": "s3:// is everything"}
 _SUMS = {
     "objects": {"type": "integer", "description": "acknowledged here, and not at the origin; deletions too"},
     "bytes": {"type": "integer", "description": "of these objects"},
@@ -135,6 +136,7 @@ _RESTORE = {
         },
     },
 }
+_CHECKPOINT_STATES = ["writing", "stalled", "acknowledged", "flushing", "durable", "local", "failed", "conflict"]
 CHECKPOINT = {
     "type": "object",
     "properties": {
@@ -143,7 +145,7 @@ CHECKPOINT = {
         "step": {"type": ["integer", "null"]},
         "layout": {"type": "string", "examples": ["dcp", "huggingface", "pattern"]},
         "slot": {"type": "string"},
-        "state": {"enum": ["writing", "stalled", "acknowledged", "flushing", "durable", "local", "failed", "conflict"]},
+        "state": {"enum": _CHECKPOINT_STATES},
         "files": {"type": "integer", "description": "acknowledged objects"},
         "bytes": {"type": "integer", "description": "of these"},
         "bytes_flushed": {"type": "integer", "description": "what the origin has of them, parts too"},
@@ -189,7 +191,7 @@ _CHECKPOINTS = {"type": "object", "properties": {"checkpoints": {"type": "array"
 _PROGRESS = {
     "type": "object",
     "properties": {
-        "prefix": _PREFIX_FIELD,
+        "prefix": PREFIX,
         "is_name": {
             "type": "boolean",
             "description": "it is about the object of that name, and all under it as under a directory",
@@ -211,14 +213,14 @@ _PROGRESS = {
         "problems": {"type": "array", "items": OBJECT, "description": "the first of them"},
     },
 }
-_FLUSH = {"type": "object", "properties": {"prefix": _PREFIX_FIELD}, "required": ["prefix"]}
+_FLUSH = {"type": "object", "properties": {"prefix": PREFIX}, "required": ["prefix"]}
 _DECISION = {"enum": ["keep-ours", "keep-theirs", "discard"]}
 _RESOLVE = {
     "type": "object",
     "properties": {
-        "object": {"type": "string", "examples": ["s3://bucket/key"]},
+        "object": OBJECT_NAME,
         "decision": _DECISION,
-        "sequence": {"type": "integer", "description": "it must be this very object"},
+        "sequence": {"type": ["integer", "null"], "description": "it must be this very object"},
     },
     "required": ["object", "decision"],
 }
@@ -261,14 +263,17 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
         "502": {"description": "The origin does not say what it has."},
     }
     page = [
-        _query("prefix", "s3://bucket/prefix"),
-        _query("after", "`next` of the page before"),
-        _query("limit", "100"),
+        query("prefix", "s3://bucket/prefix", {**PREFIX, "default": "s3://"}),
+        query("after", "`next` of the page before", {"type": "string"}),
+        query("limit", "how many", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     ]
-    problems = _query("problems", "true: only what does not get to the origin, the oldest first")
-    state = _query("state", "only those in a state, or in one of several: failed,conflict")
-    through = _query("through", "the number that POST has answered")
-    is_name = _query("is_name", "true: as POST has answered it")
+    problems = flag("problems", "true: only what does not get to the origin, the oldest first")
+    one_state = f"({'|'.join(_CHECKPOINT_STATES)})"
+    of_states = {"type": "string", "pattern": f"^({one_state}(,{one_state})*)?$"}
+    state = query("state", "only those in a state, or in one of several: failed,conflict", of_states)
+    number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+    through = query("through", "the number that POST has answered", number, required=True)
+    is_name = flag("is_name", "true: as POST has answered it")
     return {
         "/api/v1/flush": {
             "post": _does("Flush now what is pending.", _PROGRESS, asked | _KIND, status="202", body=_FLUSH),
@@ -307,7 +312,3 @@ def _does(
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
-
-
-def _query(name: str, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}

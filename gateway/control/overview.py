@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.control.admin_backends import Holders
+from gateway.control.responses import flag, problem
 from gateway.control.slots import SlotsApi
 from gateway.counting import BROKEN_OFF
 from gateway.errors import BufferUnavailable, SnapshotError, StoreUnavailable
@@ -64,7 +65,10 @@ class OverviewApi:
             if now - self._made_at >= FRESH_SECONDS:
                 self._document = await self._made()
                 self._made_at = now
-        with_history = request.query_params.get("history") == "true"
+        try:
+            with_history = flag(request, "history")
+        except ValueError as error:
+            return problem(400, str(error))
         document = self._document | {"history": list(self._history) if with_history else []}
         return Response(orjson.dumps(document), headers={"cache-control": "no-store"}, media_type="application/json")
 

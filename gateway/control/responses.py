@@ -33,6 +33,14 @@ async def posted(request: Request) -> bytes:
     return body
 
 
+def flag(request: Request, name: str) -> bool:
+    """A parameter that is `true` or `false`, which is what it is where it is missing; ValueError otherwise."""
+    given = request.query_params.get(name, "false")
+    if given not in ("true", "false"):
+        raise ValueError(f"{name} must be true or false")
+    return given == "true"
+
+
 def content_type(request: Request) -> str:
     """Of the body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

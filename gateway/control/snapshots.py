@@ -10,15 +10,13 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from gateway.control.jobs import job_document
 from gateway.control.media_types import LINES_TYPE
-from gateway.control.responses import content_type, json_answer, posted, problem
+from gateway.control.responses import content_type, flag, json_answer, posted, problem
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.job import to_document
 from gateway.jobs.runner import TooManyJobs
 from gateway.jobs.snapshot_service import BadLine, SnapshotService
 from gateway.policy.slots import Prefix
-
-"""JSON lines. No type that a web page may send to other sites without asking first."""
 
 _Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotService, Request], Awaitable[Response]]
 
@@ -72,7 +70,7 @@ class SnapshotsApi:
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(to_document(await service.create(name, prefix)), 202)
+        return json_answer(job_document(await service.create(name, prefix), None), 202)
 
     @_answered
     async def show(self, service: SnapshotService, request: Request) -> Response:
@@ -90,7 +88,7 @@ class SnapshotsApi:
     async def delete(self, service: SnapshotService, request: Request) -> Response:
         """Delete one for good; with `?force=true` also one that freezes a slot."""
         name = _name(request)
-        await service.delete(name, force=request.query_params.get("force") == "true")
+        await service.delete(name, force=flag(request, "force"))
         return json_answer({"name": name})
 
     @_answered

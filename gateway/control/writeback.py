@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.control.responses import content_type, json_answer, posted, problem
+from gateway.control.responses import content_type, flag, json_answer, posted, problem
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
@@ -100,7 +100,7 @@ class WritebackApi:
     @_answered
     async def objects(self, backend: WritebackBackend, request: Request) -> Response:
         """A page of what is pending under `prefix`; with `problems=true`, of what does not get to the origin."""
-        page = backend.problems if request.query_params.get("problems") == "true" else backend.objects
+        page = backend.problems if flag(request, "problems") else backend.objects
         return json_answer(await page(_asked_prefix(request), request.query_params.get("after", ""), _limit(request)))
 
     @_answered
@@ -130,7 +130,7 @@ class WritebackApi:
         through = request.query_params.get("through", "")
         if not through.isdecimal() or len(through) > 18:
             raise ValueError("through must be the number that POST has answered")
-        is_name = request.query_params.get("is_name") == "true"
+        is_name = flag(request, "is_name")
         return json_answer(await backend.progress(_asked_prefix(request), int(through), is_name=is_name))
 
     @_answered
@@ -140,7 +140,7 @@ class WritebackApi:
         if document is None:
             return problem(415, "Content-Type must be application/json")
         sequence = document.get("sequence")
-        if sequence is not None and not isinstance(sequence, int):
+        if sequence is not None and type(sequence) is not int:  # True is an int, too
             raise ValueError("sequence must be the object's number, as it is listed")
         return json_answer(
             await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)

@@ -22,8 +22,10 @@ from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
+from gateway.control.openapi_parts import SNAPSHOT_NAME_SCHEMA
 from gateway.control.process_metrics import set_process_metrics
 from gateway.control.state import GatewayState, ProcessState, StateHolder
+from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
 from tests.support.growth import python_steps
 
 T = TypeVar("T")
@@ -295,6 +297,39 @@ def test_the_openapi_document_describes_what_exists(tmp_path: Path) -> None:
         assert answer.headers["content-type"].startswith(media_type)
         if media_type == "application/json":
             assert_described(answer.json(), content["schema"])
+
+
+def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(tmp_path: Path) -> None:
+    """All of them (RFC 9110, 15.5.6), not those of the first of several routes."""
+
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(control_app(LiveSettings(settings()), StateHolder(), tmp_path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9001") as client:
+            paths = ("/api/v1/snapshots/v1", "/api/v1/flush", "/api/v1/jobs/1")
+            return [await client.request("PATCH", path) for path in paths]
+
+    answers = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [405] * 3
+    allowed = [set(answer.headers["allow"].split(", ")) for answer in answers]
+    assert allowed == [{"GET", "HEAD", "PUT", "DELETE"}, {"GET", "HEAD", "POST"}, {"GET", "HEAD", "DELETE"}]
+
+
+def test_what_is_neither_true_nor_false_is_refused(tmp_path: Path) -> None:
+    """It was taken for false."""
+    answer = ask(tmp_path, "/api/v1/overview?history=yes", host="127.0.0.1:9001")
+    assert (answer.status_code, answer.json()) == (400, {"error": "history must be true or false"})
+
+
+def test_answers_have_what_is_described_of_them() -> None:
+    """Every member, but where the document names those that are always there; and names of snapshots are the same
+    everywhere."""
+    paths = describe()["paths"]
+    status = paths["/api/v1/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert status["required"] == list(status["properties"])
+    assert status["properties"]["gateway"]["required"] == list(status["properties"]["gateway"]["properties"])
+    events = paths["/api/v1/events"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert events["properties"]["results"]["items"]["required"] == ["place", "outcome"]
+    assert SNAPSHOT_NAME_SCHEMA["pattern"] == SNAPSHOT_NAME
 
 
 def assert_described(value: Any, schema: dict[str, Any]) -> None:

@@ -49,6 +49,8 @@ def play(tmp_path: Path, scenario: Scenario, *, host: str = "127.0.0.1:9001", is
 async def made(client: httpx.AsyncClient, bench: JobBench, name: str = "v1") -> None:
     begun = await client.post(PATH, json={"name": name, "prefix": PREFIX})
     assert (begun.status_code, begun.json()["kind"], begun.json()["name"]) == (202, "snapshot", name)
+    described = describe()["paths"][PATH]["post"]["responses"]["202"]["content"]["application/json"]["schema"]
+    assert set(begun.json()) == set(described["properties"])
     job = bench.jobs.get(begun.json()["id"])
     assert job is not None
     await bench.ended(job)
