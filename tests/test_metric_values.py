@@ -13,7 +13,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
 from gateway import metric_kinds, metrics
-from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS
+from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS, Histogram
 from gateway.metric_values import SharedValue, SharedValues
 from tests.support.disks import small_disk
 
@@ -132,9 +132,13 @@ def test_room_is_reckoned_with_for_every_slot(tmp_path: Path) -> None:
     labels = {"operation": "CompleteMultipartUpload", "slot": name_of_slot, "status": "200", "cache": "absorbed"}
     for metric in metrics.DECLARED:
         if "slot" in metric.labels:
+            bounds = [str(bound) for bound in metric.buckets_seconds] if isinstance(metric, Histogram) else []
             for number in range(8 if metric is metrics.REQUESTS else 1):
                 labelled = [f"{labels.get(name, 'value')}{number}" for name in metric.labels]
                 made(metric.kind, metric.name, metric.name, metric.labels, labelled, "", multiprocess_mode="livesum")
+                for bound in bounds:
+                    name, named = f"{metric.name}_bucket", (*metric.labels, "le")
+                    made(metric.kind, metric.name, name, named, [*labelled, bound], "", multiprocess_mode="livesum")
     made.close()
     used_bytes = 0
     for path in tmp_path.glob("*.db"):
