@@ -62,6 +62,14 @@ ORIGIN_STATE = Gauge(
     "own key, or has no such bucket) or wrong-clock (this machine's). origin and used_by: as of forebay_origin_up.",
     latest=True,
 )
+ORIGIN_KEY_NOT_RENEWED = Gauge(
+    "forebay_origin_key_not_renewed",
+    "1 or 0",
+    ("origin", "used_by"),
+    "1: what signs is good still, and STS does not lend the next key pair: when it expires, the state becomes "
+    "no-credentials. origin and used_by: as of forebay_origin_up.",
+    latest=True,
+)
 PROCESS_START = Gauge(
     "forebay_process_start_time_seconds",
     "seconds since 1970",

@@ -183,6 +183,7 @@ class _Control:
         found += [(origin_name(one.endpoint_url), one.used_by, finding) for one, finding in others]
         for origin, used_by, finding in found:
             metrics.ORIGIN_UP.set(float(finding.reachable), origin, used_by)
+            metrics.ORIGIN_KEY_NOT_RENEWED.set(float(finding.is_key_not_renewed), origin, used_by)
             for state in get_args(OriginState):
                 metrics.ORIGIN_STATE.set(float(state == finding.state), origin, used_by, state.replace(" ", "-"))
         return list(dict.fromkeys(origin for origin, _, _ in found))

@@ -46,6 +46,11 @@ class OriginFinding:
     problem: str | None = None
 
     @property
+    def is_key_not_renewed(self) -> bool:
+        """Whether that alone is wrong: the key is good still."""
+        return self.state == "well" and self.problem is not None
+
+    @property
     def reachable(self) -> bool:
         """Whether something that speaks S3 has answered; it may have refused. Without a key nothing was asked."""
         return self.state not in ("unreachable", "no credentials")

@@ -8,6 +8,7 @@ import structlog
 
 from gateway.errors import (
     BufferUnavailable,
+    CredentialsUnavailable,
     OriginAnswered,
     OriginBodyError,
     OriginBusy,
@@ -57,6 +58,8 @@ def s3_error_of(error: Exception) -> S3Error:
             return s3_error("OutcomeUnknown")
         case OriginBusy():
             return s3_error("SlowDown", headers=_LATER)
+        case CredentialsUnavailable():
+            return s3_error("ServiceUnavailable", "The gateway has no key to ask the origin with now.", headers=_LATER)
         case OriginUnreachable():
             return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
         case BufferUnavailable():
@@ -85,6 +88,7 @@ def _log_failure(error: Exception, request_id: str) -> None:
 _EXPECTED: Mapping[type[Exception], str] = {
     OutcomeUnknown: "outcome of a write unknown",
     OriginBusy: "origin busy",
+    CredentialsUnavailable: "no key to ask the origin with",
     OriginUnreachable: "origin unreachable",
     BufferUnavailable: "write-back buffer unavailable",
     OriginBodyError: "origin body refused",

@@ -351,6 +351,7 @@ def test_each_bucket_and_slot_that_differs_is_asked_for() -> None:
             missing = f"{far} has no bucket 'none'"
             late = "the key pair is good still, and is not renewed: STS refuses: X"
             assert [finding.problem for _, finding in others] == [None, missing, late]
+            assert [finding.is_key_not_renewed for _, finding in others] == [False, False, True]
             together = await checks.finding()
             assert (together.state, together.reachable) == ("refused", True)
             assert together.problem == f"s3://none/: {missing}; s3://far/s/: {late}"

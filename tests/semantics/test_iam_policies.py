@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 from botocore.config import Config
 from botocore.credentials import Credentials
@@ -50,6 +52,10 @@ def _gateway(policy: IamPolicy, **slot: str) -> Iterator[tuple[Any, StrictOrigin
             )
             yield s3, origin
             s3.close()
+            told = httpx.get(f"{gateway.admin_url}/metrics", timeout=30).text
+            assert [line[-3:] for line in told.splitlines() if line.startswith("forebay_origin_up{")] == ["1.0"]
+            assert re.findall(r'^forebay_origin_state\{.*state="([a-z-]+)".*\} 1\.0$', told, re.MULTILINE) == ["well"]
+            assert gateway.status()["origin"]["problem"] is None
 
 
 def _read(s3: Any) -> None:

@@ -87,3 +87,5 @@ def test_a_slot_whose_key_cannot_be_had_is_told_as_that(tmp_path: Path) -> None:
             shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert "not asked, for want of a key" in shown.stdout, shown
             assert "no credentials" in gateway.log
+            refused = httpx.get(f"{gateway.s3_url}/bucket/keyless/k", timeout=30)
+            assert (refused.status_code, "has no key to ask the origin with" in refused.text) == (503, True)
