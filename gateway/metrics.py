@@ -106,7 +106,7 @@ REQUESTS = Counter(
             "cache": ("absorbed", "forwarded"),
         },
         {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
-        {"operation": _COMMON, "status": ("500", "502", "503"), "cache": ("none",)},
+        {"operation": _COMMON, "status": ("500", "503"), "cache": ("none",)},
     ],
 )
 MISSES = Counter(
@@ -606,8 +606,9 @@ ORIGIN_REQUESTS = Counter(
     values=[
         {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
         {"method": ("HEAD",), "status": ("200",), "purpose": ("live",)},
-        {"method": ("GET", "HEAD"), "status": ("403", "500", "503", "unreachable"), "purpose": ("live",)},
-        {"method": ("PUT",), "status": ("200", "403", "500", "503", "unreachable"), "purpose": ("flush", "forward")},
+        {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live",)},
+        {"method": ("PUT",), "status": ("200", "403", "503", "unreachable"), "purpose": ("flush",)},
+        {"method": ("PUT",), "status": ("200", "503", "unreachable"), "purpose": ("forward",)},
     ],
 )
 ORIGIN_REQUEST_SECONDS = Histogram(

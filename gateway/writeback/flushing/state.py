@@ -736,6 +736,8 @@ class Progress:
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
+        if kind == "credentials" and code is not None:
+            reason = f"{code}: the origin refuses the gateway's own key"
         return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:

@@ -49,6 +49,8 @@ def test_a_flush_that_fails_is_counted_by_why(tmp_path: Path, effect: Answer | U
             buffer.start(OwnKeyOrigin(buffer.origin))
             await buffer.until(lambda: not buffer.left())
             assert buffer.observer.kinds == [kind]
+            is_of_own_key = buffer.observer.failures == ["AccessDenied: the origin refuses the gateway's own key"]
+            assert is_of_own_key is (kind == "credentials")
         finally:
             await buffer.close()
 
