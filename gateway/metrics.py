@@ -99,7 +99,7 @@ REQUESTS = Counter(
     "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
     values=[
         {"operation": ("GetObject",), "status": ("200", "206"), "cache": ("hit", "miss")},
-        {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss")},
+        {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss", "forwarded")},
         {
             "operation": ("PutObject", "UploadPart", "CompleteMultipartUpload"),
             "status": ("200",),
@@ -605,8 +605,10 @@ ORIGIN_REQUESTS = Counter(
     "refresh, flush or forward. origin: its host and port.",
     values=[
         {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
-        {"method": ("HEAD",), "status": ("200",), "purpose": ("live",)},
-        {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live",)},
+        {"method": ("HEAD",), "status": ("200",), "purpose": ("live", "forward")},
+        {"method": ("GET",), "status": ("200",), "purpose": ("forward",)},
+        {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live", "forward")},
+        {"method": ("POST",), "status": ("200",), "purpose": ("flush",)},
         {"method": ("PUT",), "status": ("200", "403", "503", "unreachable"), "purpose": ("flush",)},
         {"method": ("PUT",), "status": ("200", "503", "unreachable"), "purpose": ("forward",)},
     ],

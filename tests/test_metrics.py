@@ -274,3 +274,25 @@ def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeyp
         assert metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {metric_kinds.GONE: 1}
     finally:
         metric_kinds.unshare()
+
+
+@pytest.mark.parametrize("metric", DECLARED, ids=lambda one: one.name)
+def test_what_stands_at_zero_is_of_the_metric_and_told_once(metric: metric_kinds.Metric) -> None:
+    """A label that it does not have, or a number told twice, would have Prometheus refuse all of them."""
+    known = {"slot": ["a", "b"], "origin": ["s3.example"], "process": ["worker0"]}
+    zeros = list(metric.zeros(known))
+    assert len(set(zeros)) == len(zeros)
+    for together in metric.values:
+        assert set(together) <= set(metric.labels)
+        assert set(together) | set(known) >= set(metric.labels)
+
+
+def test_requests_stand_at_zero_before_the_first_of_them() -> None:
+    """Those that alerts and rates are about, for each slot and origin."""
+    known = {"slot": ["a"], "origin": ["s3.example"]}
+    requests, origin = (set(metric.zeros(known)) for metric in (metrics.REQUESTS, metrics.ORIGIN_REQUESTS))
+    for operation in ("GetObject", "HeadObject", "ListObjectsV2", "PutObject", "CompleteMultipartUpload"):
+        assert (operation, "a", "503", "none") in requests
+    assert ("PutObject", "a", "200", "absorbed") in requests
+    assert ("GET", "unreachable", "live", "a", "s3.example") in origin
+    assert ("PUT", "unreachable", "flush", "a", "s3.example") in origin
