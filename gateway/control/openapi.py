@@ -11,6 +11,7 @@ from gateway.control.openapi_parts import OBJECT_NAME, PREFIX_OF_BUCKET, always_
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.control.origin_check import OriginState
+from gateway.jobs.job import JobKind, JobState
 from gateway.metrics import DISK_STATES
 
 _PROCESS = {
@@ -198,11 +199,11 @@ _JOB = {
     "type": "object",
     "properties": {
         "id": {"type": "string"},
-        "kind": {"enum": ["warm", "evict", "pin", "snapshot"]},
+        "kind": {"enum": [one.value for one in JobKind]},
         "name": {"type": "string", "description": "of the snapshot that is made"},
         "prefix": {"type": "string", "description": "empty where a manifest lists the objects"},
         "manifest": {"type": "boolean"},
-        "state": {"enum": ["running", "done", "failed", "cancelled"]},
+        "state": {"enum": [one.value for one in JobState]},
         "created_at": {"type": "number", "description": "seconds since 1970-01-01 UTC"},
         "ended_at": {"type": ["number", "null"]},
         "place": {"type": "integer", "description": "how far in its list everything is done"},
