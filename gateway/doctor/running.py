@@ -137,7 +137,7 @@ def advised(slots: list[Slot], exposition: str) -> Iterator[Finding]:
             f'give these objects {place} with consistency = "immutable" if they never change, or "ttl" if a change may '
             "be seen a minute later",
         )
-    if not any(reads.values()):
+    if not any(one.gets for one in reads.values()):
         yield note(SLOTS, "nothing was read yet: figures say nothing about the settings", "ask again after an epoch")
 
 

@@ -166,6 +166,16 @@ def test_small_files_that_are_asked_for_each_time_are_told_of() -> None:
     assert 'consistency = "immutable"' in told[0].advice
 
 
+def test_a_gateway_that_has_read_nothing_is_told_as_one() -> None:
+    """Its counters stand at zero from the start."""
+    exposition = (
+        'forebay_requests_total{cache="hit",operation="GetObject",slot="a",status="200"} 0.0\n'
+        'forebay_origin_requests_total{method="HEAD",purpose="live",slot="a",status="200"} 0.0\n'
+    )
+    [told] = advised([slot("a", "strict")], exposition)
+    assert told.found.startswith("nothing was read yet")
+
+
 def doctor(file: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     result = CliRunner().invoke(cli.app, ["doctor", "--config", str(file), *arguments], env=variables)
     return result.exit_code, result.output
