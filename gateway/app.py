@@ -411,7 +411,7 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
     try:
         reads = CheckpointReads(directory, worker, clock) if directory is not None else None
     except OSError as error:
-        _log.warning("reads of checkpoints are not counted", reason=str(error))
+        _log.warning("reads of checkpoints cannot be counted", reason=str(error))
         reads = None
     with closing(reads) if reads is not None else nullcontext():
         yield reads

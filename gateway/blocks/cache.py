@@ -354,5 +354,7 @@ class BlockCache:
         try:
             self._opened.close()
         except (BlockError, OSError, lmdb.Error) as error:
-            _log.warning("the cache directory could not be left in order; the next start clears up", error=str(error))
+            _log.warning(
+                "the cache directory could not be closed properly; the next start repairs it", error=str(error)
+            )
             self._opened.let_go()

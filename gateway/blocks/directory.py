@@ -305,7 +305,7 @@ class BlockDirectory:
                 raise NotKept(
                     "room",
                     f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
-                    "all there is is being filled, is pinned, or belongs to others",
+                    "all of it is being filled, is pinned, or belongs to other slots",
                 )
 
     def _with_room_in_index(self, step: Callable[[], T]) -> T:
@@ -325,7 +325,7 @@ class BlockDirectory:
         try:
             return self.reserve_of_others.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
         except OSError as error:
-            raise StoreUnavailable(f"the room on the disk cannot be looked at: {error}") from error
+            raise StoreUnavailable(f"the free space of the disk cannot be read: {error}") from error
 
     def _taken_bytes(self) -> int:
         return self.index.totals().taken_bytes
@@ -538,7 +538,7 @@ class DiskThreads:
 
 
 def _kept_from_writing() -> StoreUnavailable:
-    return StoreUnavailable("another process keeps the block index from being written")
+    return StoreUnavailable("the block index cannot be written: another process holds its lock")
 
 
 def _nobody(_error: BlockError) -> None:

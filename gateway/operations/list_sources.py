@@ -339,7 +339,7 @@ class SnapshotSource:
             with data.keys() as keys:
                 page = take(keys, wanted, wanted.stop)
             if page is None:
-                raise SnapshotUnusable("a page could not be taken from it")
+                raise SnapshotUnusable("a page of it cannot be read")
             if max(templates_of(page.keys), default=-1) >= len(data.templates):
                 raise SnapshotUnusable("a record names a template that is not there")
         except (StoreUnavailable, SnapshotUnusable) as error:

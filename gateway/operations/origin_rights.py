@@ -209,7 +209,7 @@ def _pair(context: RequestContext) -> KeyPair | None:
     """The caller's own pair; None: the gateway's, of whose rights there is nothing to be asked."""
     if context.anonymous:
         raise s3_error(
-            "AccessDenied", "Access Denied. Here the origin says what a caller may do: requests must be signed."
+            "AccessDenied", "Access Denied. The origin judges the callers of this slot: requests must be signed."
         )
     return context.pair
 

@@ -96,7 +96,7 @@ class _Changes:
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
                     if self._latest is not latest:  # what it names may be gone by now, and is not in force any more
                         continue
-                    _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
+                    _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
                     tell(f"behind {error}")
                 else:
                     keep_names_in_metrics(latest.settings)

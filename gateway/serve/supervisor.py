@@ -187,7 +187,7 @@ def _open_audit(settings: Settings) -> AuditLog | None:
     try:
         return AuditLog(path, "supervisor") if path is not None else None
     except OSError as error:
-        raise StartupError(f"{path} takes no audit log: {error.strerror}") from error
+        raise StartupError(f"the audit log {path} cannot be written: {error.strerror}") from error
 
 
 class _Supervisor:
@@ -317,10 +317,10 @@ class _Supervisor:
             await self._put_in_force(change)
         except (ForebayError, OSError) as error:
             problem = str(error)
-            _log.error("changed settings are refused: all is as it was", problem=problem)
+            _log.error("changed settings are refused: nothing was changed", problem=problem)
         except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
-            _log.error("changed settings are not in force by a fault of the gateway", exc_info=error)
+            _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
         if change is not None:
             self._answers.append((change.asked, _as_text(problem)))

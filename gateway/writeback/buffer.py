@@ -96,7 +96,7 @@ class WritebackBuffer:
         try:
             await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
         except OSError as error:
-            raise BufferUnavailable(f"no room can be counted for the slots of now: {error}") from error
+            raise BufferUnavailable(f"the room of the write-back buffers cannot be counted: {error}") from error
         self.bounds.follow(bounded)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 

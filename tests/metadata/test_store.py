@@ -315,7 +315,7 @@ def test_what_is_known_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> No
         assert (catalog.store.lookup(KEY) is not None) == is_known, homes
         catalog.store.land([fill(catalog)])
         catalog.close()
-    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of buckets"):
+    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of the buckets"):
         open_directory(tmp_path / "c", elsewhere)
     with opened(tmp_path / "c") as catalog:
         assert catalog.store.lookup(KEY) is not None

@@ -236,7 +236,7 @@ class LargeBlockFetcher:
         try:
             return await self._read_on(fetch, lock, holder, file)
         except BlockDamaged as error:
-            raise StoreUnavailable(f"what another process fetches does not come back: {error}") from error
+            raise StoreUnavailable(f"the bytes that another process fetches cannot be read back: {error}") from error
         finally:
             file.close()
 

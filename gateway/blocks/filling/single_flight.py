@@ -261,7 +261,7 @@ class Fetchers:
         """Readers go past the cache."""
         if not self.isolation.writable:
             return self.isolation.refuse_writing()
-        return StoreUnavailable("another process keeps the block index from being written")
+        return StoreUnavailable("the block index cannot be written: another process holds its lock")
 
 
 class SingleFlight:

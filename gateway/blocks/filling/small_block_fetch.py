@@ -112,7 +112,7 @@ class SegmentAppender:
             appended = self._append(alike, segment, blocks[:count])
             if appended is not None:
                 return appended
-        raise StoreUnavailable("other processes evict what is written all the time")
+        raise StoreUnavailable("other processes keep evicting the block that was just written")
 
     def _segment_bytes(self, slot: str) -> int:
         capacity = self.directory.capacity
@@ -216,7 +216,7 @@ class GroupCommitWriter:
         """
         while not self.has_room(count):
             if self._threads.stalled():
-                raise StoreUnavailable("memory is full of blocks that another process keeps from being written")
+                raise StoreUnavailable("memory is full of blocks that cannot be written: another process is in the way")
             self._eased.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):

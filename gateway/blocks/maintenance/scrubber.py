@@ -76,7 +76,7 @@ def save_pass(path: Path, record: ScrubPass) -> None:
     try:
         write_durably(path, orjson.dumps(asdict(record)))
     except OSError as error:
-        raise StoreUnavailable(f"how far the scrubber has come cannot be written down: {error}") from error
+        raise StoreUnavailable(f"the scrubber's position cannot be written: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -495,7 +495,7 @@ class RangeReader:
         if isinstance(source, BlockSource):
             await self._opener.drop(source.block, source.extent)
         if self._damages > REFILLS_MAX or not isinstance(source, BlockSource):
-            raise StoreUnavailable("what is written to the cache directory does not come back")
+            raise StoreUnavailable("what was written to the cache directory cannot be read back")
 
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]

@@ -464,7 +464,7 @@ class S3Protocol(S3Connection):
         try:
             answer = heads.answer(head)
         except Exception:  # the whole way says what is wrong, and answers it
-            _logger.exception("what is prepared failed")
+            _logger.exception("a prepared answer failed")
             return False
         if answer is None:
             return False

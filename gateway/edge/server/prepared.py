@@ -233,7 +233,7 @@ class PreparedRequests:
             self._not_answered(prepared, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
             raise
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
-            self._log.exception("what is prepared failed")
+            self._log.exception("a prepared answer failed")
         finally:
             self._observer.in_flight(-1)
             if answer is None:

@@ -151,7 +151,7 @@ class WritebackAdmin:
         row = await self._queries.first_of(key)
         if row is None or sequence not in (None, row.sequence):
             raise NothingPending(
-                f"nothing is pending under {key}" + ("" if sequence is None else ", or another by now")
+                f"nothing is pending under {key}" + ("" if sequence is None else ", or a newer write is")
             )
         found = await self._resolver.decide(row, chosen)
         self._summary = None

@@ -408,7 +408,9 @@ class Reconciler:
     def _probe_ended(self, bucket: str, probing: asyncio.Task[Conditions]) -> None:
         del self._probes[bucket]
         if not probing.cancelled() and (error := probing.exception()) is not None:
-            _log.warning("it was not found out which conditions a bucket honours", bucket=bucket, reason=repr(error))
+            _log.warning(
+                "Forebay could not find out which conditions a bucket honours", bucket=bucket, reason=repr(error)
+            )
 
     async def _probe(self, write: Write, capabilities: BucketCapabilities) -> Conditions:
         slot, bucket = write.spec.slot, write.key.bucket
@@ -426,7 +428,7 @@ class Reconciler:
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
         await self._journal.change(lambda tx: tx.learn_conditions(bucket, found))
         _log.info(
-            "it was found out which conditions a bucket honours",
+            "Forebay has found out which conditions a bucket honours",
             bucket=bucket,
             put=found.put.name.lower(),
             complete=found.complete.name.lower(),
@@ -618,7 +620,7 @@ class _Run:
         unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
         if unclear:
             _log.warning(
-                "uploads at the origin may be of this gateway, or of another writer: they are left open for half a day",
+                "uploads at the origin may belong to this gateway or to another writer: they stay open for half a day",
                 bucket=write.key.bucket,
                 key=write.key.key,
                 upload_ids=[one.upload_id for one in unclear],
