@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +80,24 @@ def test_each_term_is_used() -> None:
     assert unused == []
 
 
+def _messages(path: Path) -> Iterator[str]:
+    """What a module may print: its texts of several words; docstrings only of commands, whose help they are."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    is_command = path.parent.name == "cli"
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and not is_command}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if is_text and " " in (text := ast.literal_eval(node)).strip():
+            yield text
+
+
 def test_retired_words_are_not_written_any_more() -> None:
-    """Neither in what users read nor in the help of settings."""
+    """Neither in what users read nor in the help of settings, nor in errors and the log."""
     retired = [word for words, _ in _table("Retired words") for word in words.split(", ")]
     assert len(retired) > 10
     texts = {page.name: page.read_text(encoding="utf-8") for page in _pages()}
     texts["help of settings"] = settings_reference()
+    texts |= {str(path.relative_to(ROOT)): "\n".join(_messages(path)) for path in PACKAGE.rglob("*.py")}
     found = [
         f"{name}: {word}"
         for name, text in texts.items()
