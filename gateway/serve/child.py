@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import signal
 import socket
 import sys
@@ -37,13 +38,21 @@ from gateway.serve.report_pipe import ReportPipe
 _log = structlog.get_logger("forebay.serve")
 
 
+def load() -> None:
+    """Import whatever a child may become (see `gateway.serve.fork_server`)."""
+    importlib.import_module("gateway.serve.background")
+    importlib.import_module("gateway.serve.worker")
+
+
 def main(arguments: Sequence[str], work: Work | None = None) -> None:
     """Run as the child that `arguments` name; `work` replaces what its name stands for."""
     name, report = arguments[0], ReportPipe(int(arguments[1]))
     set_process_title(name)
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
     lines = parent_death_pipe.lines()
-    config = ChildConfig.from_line(next(lines))
+    if (first := next(lines, None)) is None:  # the supervisor is gone, or has given up this start
+        sys.exit(1)
+    config = ChildConfig.from_line(first)
     configure_logs(config.settings.logging.level, config.settings.logging.format, name)
     changes = _Changes(config, _states() if name == BACKGROUND else _ignore)
     parent_death_pipe.hold(lines, changes.take)

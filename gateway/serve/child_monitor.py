@@ -36,14 +36,15 @@ _log = structlog.get_logger("forebay.serve")
 class ChildMonitor:
     """One child's place. `changed` is called after every change of `state`.
 
-    `config_lines` gives what a child is told first, `shared_files` the files that it shares with the others: it keeps
-    to those that it was started with. `unusable` is called when a child that is started again finds that the disk under
-    the cache directory fails, `asked` with what a child asks for.
+    `make` starts a child. `config_lines` gives what it is told first, `shared_files` the files that it shares with the
+    others: it keeps to those that it was started with. `unusable` is called when a child that is started again finds
+    that the disk under the cache directory fails, `asked` with what a child asks for.
     """
 
     def __init__(
         self,
         spec: ChildSpec,
+        make: Callable[[ChildSpec, bytes], Awaitable[ChildProcess]],
         config_lines: Callable[[SharedFiles], bytes],
         shared_files: Callable[[], Awaitable[SharedFiles]],
         changed: Callable[[], None],
@@ -51,6 +52,7 @@ class ChildMonitor:
         asked: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spec = spec
+        self._make = make
         self._config_lines = config_lines
         self._shared_files = shared_files
         self._changed = changed
@@ -159,7 +161,7 @@ class ChildMonitor:
         """A child that has been told `lines`, and what there was to tell until it was there."""
         self._files, self._told_before = files, []
         try:
-            child = await ChildProcess.start(self._spec, lines)
+            child = await self._make(self._spec, lines)
             for line in self._told_before:
                 child.tell(line)
         except BaseException:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-import orjson
-
 from gateway.errors import StartupError, StoreUnavailable
+from gateway.serve.fork_server import ForkServer
 
 READY_SECONDS = 3600.0
 """For a child that turns: it may have a large directory to look through. One that hangs is ended by the hang watch."""
 _REPORT_LINE_BYTES = 2**18
 _ABOUT_THE_START = frozenset({"ready", "failed", "unusable"})
-
-# The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
-# `gateway` in the directory where the user happens to be.
-_BOOTSTRAP = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from importlib import import_module; import_module(sys.argv[2]).main(sys.argv[3:])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,6 @@ class ChildSpec:
     name: str
     descriptors: tuple[int, ...]
     shared: tuple[int, ...] = ()
-    module: str = "gateway.serve.child"
 
 
 def restart_delay_seconds(deaths_in_a_row: int) -> float:
@@ -46,33 +36,40 @@ def restart_delay_seconds(deaths_in_a_row: int) -> float:
 class ChildProcess:
     """A started child."""
 
-    def __init__(self, name: str, process: Process, report: asyncio.StreamReader, transport: asyncio.ReadTransport):
+    def __init__(
+        self,
+        name: str,
+        process: Adopted,
+        told: asyncio.WriteTransport,
+        report: asyncio.StreamReader,
+        ear: asyncio.ReadTransport,
+    ):
         self.name = name
         self._process = process
+        self._told = told
         self._report = report
-        self._transport = transport
+        self._ear = ear
         self._said_before: list[tuple[str, str]] = []
         """What it had to say before it was ready: the background process answers on the admin port by then."""
 
     @classmethod
-    async def start(cls, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
-        """Spawn it and give it its configuration. Raises OSError when no process can be made."""
-        reading, writing = os.pipe()
+    async def start(cls, forks: ForkServer, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
+        """Make it and give it its configuration. Raises OSError when no process can be made, StartupError when its code
+        cannot be loaded.
+        """
+        stdin, telling = os.pipe()
+        hearing, reporting = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *_command(spec, writing),
-                stdin=PIPE,
-                stdout=sys.stderr.fileno(),  # standard output has the one readiness line and nothing else
-                pass_fds=(writing, *spec.descriptors, *spec.shared),
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which lets its children drain
-            )
+            process_id = await forks.fork([spec.name], stdin, reporting, *spec.descriptors, kept=spec.shared)
         except BaseException:
-            os.close(reading)
+            os.close(telling)
+            os.close(hearing)
             raise
         finally:
-            os.close(writing)
-        report, transport = await _reader(reading)
-        child = cls(spec.name, process, report, transport)
+            os.close(stdin)
+            os.close(reporting)
+        report, ear = await _reader(hearing)
+        child = cls(spec.name, Adopted(process_id), await _writer(telling), report, ear)
         child.tell(config_lines)
         return child
 
@@ -82,9 +79,8 @@ class ChildProcess:
 
     def tell(self, line: bytes) -> None:
         """Send a further line; nothing happens when the child is gone."""
-        pipe = self._process.stdin
-        if pipe is not None and not pipe.is_closing():
-            pipe.write(line)
+        if not self._told.is_closing():
+            self._told.write(line)
 
     async def wait_until_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
         """Until the child serves. Raises StartupError with the child's own reason when it does not come to that,
@@ -93,14 +89,14 @@ class ChildProcess:
         try:
             word, reason = await asyncio.wait_for(self._how_it_started(), timeout_seconds)
         except TimeoutError:
-            self._transport.close()
+            self._ear.close()
             raise StartupError(f"{self.name} was not ready after {timeout_seconds:g} seconds") from None
         except BaseException:
-            self._transport.close()
+            self._ear.close()
             raise
         if word == "ready":
             return
-        self._transport.close()
+        self._ear.close()
         if word == "unusable":
             raise StoreUnavailable(reason)
         if word == "failed":
@@ -126,16 +122,48 @@ class ChildProcess:
         except ValueError:  # a line of more than _REPORT_LINE_BYTES: nothing that it says can be told apart any more
             return
         finally:
-            self._transport.close()
+            self._ear.close()
 
     async def ended(self) -> int:
         """The exit status; negative is a signal."""
-        return await self._process.wait()
+        status = await self._process.wait()
+        self._told.close()
+        return status
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens when the child is gone."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self._process.send_signal(number)
+
+
+class Adopted:
+    """A child that another process has forked. Exit status and signals are those of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = loop.create_future()
+        threading.Thread(target=self._look, args=(loop,), name=f"wait for {pid}", daemon=True).start()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread, as asyncio does where the kernel has no pidfd. The process stays a zombie until the loop knows:
+        no signal goes to another one that has its id by then."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(RuntimeError):  # the loop has ended: nobody asks any more
+            loop.call_soon_threadsafe(self._reap)
+
+    def _reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        if not self._status.done():
+            self._status.set_result(os.waitstatus_to_exitcode(status))
+
+    async def wait(self) -> int:
+        """The exit status; negative is a signal."""
+        return await asyncio.shield(self._status)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens when it is gone."""
+        if not self._status.done():
+            os.kill(self.pid, number)
 
 
 def _words(line: bytes) -> tuple[str, str]:
@@ -149,12 +177,6 @@ def describe_exit(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
-def _command(spec: ChildSpec, report: int) -> Sequence[str]:
-    path = orjson.dumps([os.path.abspath(entry) for entry in sys.path]).decode()
-    numbers = [str(number) for number in (report, *spec.descriptors)]
-    return [sys.executable, "-P", "-c", _BOOTSTRAP, path, spec.module, spec.name, *numbers]
-
-
 async def _reader(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_REPORT_LINE_BYTES)
@@ -162,3 +184,10 @@ async def _reader(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTr
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
     )
     return reader, transport
+
+
+async def _writer(descriptor: int) -> asyncio.WriteTransport:
+    transport, _ = await asyncio.get_running_loop().connect_write_pipe(
+        asyncio.BaseProtocol, os.fdopen(descriptor, "wb", buffering=0)
+    )
+    return transport

@@ -22,12 +22,17 @@ def lines(descriptor: int = _STDIN) -> Iterator[bytes]:
         yield from complete
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent does, even where it is stopped: prctl(2)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def hold(lines: Iterator[bytes], obey: Callable[[bytes], None]) -> None:
     """From a thread, hand every further line to `obey`; end this process at once when the supervisor is gone.
 
     The kernel ends it, too, where it is stopped then: no gateway could start on its cache directory.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
     def follow() -> None:
         for line in lines:

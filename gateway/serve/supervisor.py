@@ -41,8 +41,9 @@ from gateway.metering import (
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
-from gateway.serve.child_process import ChildSpec
+from gateway.serve.child_process import ChildProcess, ChildSpec
 from gateway.serve.claim import claim, leave_mark, report_closed
+from gateway.serve.fork_server import ForkServer
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
@@ -224,12 +225,12 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
+        self._forks = ForkServer(child_module)
         shared = (resources.lock,) if resources.lock is not None else ()
         self._workers = [
-            self._monitor(ChildSpec(name, s3, shared, child_module))
-            for name in _worker_names(resources.config.settings)
+            self._monitor(ChildSpec(name, s3, shared)) for name in _worker_names(resources.config.settings)
         ]
-        self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared, child_module))
+        self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
         def config_lines(files: SharedFiles) -> bytes:
@@ -237,7 +238,8 @@ class _Supervisor:
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
         shared = self._resources.shared
-        return ChildMonitor(spec, config_lines, shared.whole_files, self._publish, self._close, self._on_asked)
+        make = partial(ChildProcess.start, self._forks)
+        return ChildMonitor(spec, make, config_lines, shared.whole_files, self._publish, self._close, self._on_asked)
 
     @property
     def _monitors(self) -> list[ChildMonitor]:
@@ -288,6 +290,7 @@ class _Supervisor:
             await self._abandon()
             raise
         finally:
+            await self._forks.close()
             if self._audit is not None:
                 await asyncio.to_thread(self._audit.close)
 

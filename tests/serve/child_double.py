@@ -16,6 +16,10 @@ SLOW_SECONDS = 4.0
 """Longer than a hung process is left alone in the test, which does so for a shorter time than in earnest."""
 
 
+def load() -> None:
+    """There is nothing more."""
+
+
 def main(arguments: Sequence[str]) -> None:
     """As `gateway.serve.child.main`, with other work."""
     child.main(arguments, _behave)

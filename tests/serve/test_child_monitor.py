@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.serve import child_monitor
 from gateway.serve.child_monitor import ChildMonitor
-from gateway.serve.child_process import ChildSpec
+from gateway.serve.child_process import ChildProcess, ChildSpec
 from gateway.serve.shared_directory import SharedFiles
 from tests.support.serving import until
 
@@ -56,11 +55,11 @@ class Maker:
         self.made: list[Child] = []
         self._may = asyncio.Semaphore(0)
 
-    async def start(self, _spec: ChildSpec, lines: bytes) -> Child:
+    async def start(self, _spec: ChildSpec, lines: bytes) -> ChildProcess:
         self.begun += 1
         await self._may.acquire()
         self.made.append(Child(lines))
-        return self.made[-1]
+        return cast(ChildProcess, self.made[-1])
 
     def let(self) -> None:
         self._may.release()
@@ -78,27 +77,25 @@ class Files:
 
 
 @pytest.fixture
-def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
-    made = Maker()
-    monkeypatch.setattr(child_monitor, "ChildProcess", made)
-    return made
+def maker() -> Maker:
+    return Maker()
 
 
-def a_monitor() -> ChildMonitor:
+def a_monitor(maker: Maker) -> ChildMonitor:
     def nothing(*_: Any) -> None:
         """Nobody is to be told."""
 
     async def shared() -> SharedFiles:
         return cast(SharedFiles, Files())
 
-    return ChildMonitor(ChildSpec("worker0", ()), lambda _: FIRST_LINES, shared, nothing, nothing)
+    return ChildMonitor(ChildSpec("worker0", ()), maker.start, lambda _: FIRST_LINES, shared, nothing, nothing)
 
 
 def test_what_changes_while_a_child_is_made_is_told_to_it(maker: Maker) -> None:
     """Its first lines were fixed before: else it would keep to settings of before until the next change."""
 
     async def scenario() -> None:
-        monitor = a_monitor()
+        monitor = a_monitor(maker)
         starting = asyncio.create_task(monitor.start())
         await until(lambda: maker.begun == 1)
         assert monitor.files is not None
@@ -119,7 +116,7 @@ def test_a_child_that_is_to_begin_anew_while_it_is_made_does(maker: Maker) -> No
     """It was given a configuration that is not in force any more."""
 
     async def scenario() -> None:
-        monitor = a_monitor()
+        monitor = a_monitor(maker)
         starting = asyncio.create_task(monitor.start())
         await until(lambda: maker.begun == 1)
         monitor.restart()

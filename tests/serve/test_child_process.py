@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio.subprocess import Process
 from typing import cast
 
 import pytest
 
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.serve.child_process import ChildProcess
+from gateway.serve.child_process import Adopted, ChildProcess
 
 
 class Ended:
@@ -17,6 +16,13 @@ class Ended:
 
     async def wait(self) -> int:
         return 1
+
+
+class Told(asyncio.WriteTransport):
+    """Nobody reads it."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class Pipe(asyncio.ReadTransport):
@@ -33,7 +39,7 @@ def child_that_says(text: bytes) -> tuple[ChildProcess, Pipe]:
     report, pipe = asyncio.StreamReader(), Pipe()
     report.feed_data(text)
     report.feed_eof()
-    return ChildProcess("background", cast(Process, Ended()), report, pipe), pipe
+    return ChildProcess("background", cast(Adopted, Ended()), Told(), report, pipe), pipe
 
 
 def test_what_is_asked_before_a_child_is_ready_is_heard() -> None:

@@ -111,9 +111,11 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
         assert problem["reason"]
         with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
             status = client.get(f"{one.gateway.admin_url}/api/v1/status").json()
-            assert "2 failing" in client.get(one.gateway.admin_url).text
+            overview = client.get(f"{one.gateway.admin_url}/api/v1/overview").json()
             assert client.get(f"{one.gateway.admin_url}/readyz").status_code == 200
         assert (status["writeback"]["objects"], status["writeback"]["bytes"]) == (2, 3000)
+        shown = overview["status"]["writeback"]["slots"]
+        assert {slot["slot"]: slot["failing"] for slot in shown} == {"back": 2}
         assert "back: 2 failing" in one.run("status").output
         origin.start()
         assert one.run("flush", "s3://bucket/back/", "--wait").exit_code == 0

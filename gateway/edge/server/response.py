@@ -243,7 +243,17 @@ def gone() -> ClientDisconnected:
 IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
 """Who answers, and which answer it is (S3 API, "Common Response Headers")."""
 
-_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
+_numbers = itertools.count()
+
+
+def _begin_anywhere() -> None:
+    """Number requests from a place of this process's own."""
+    global _numbers
+    _numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
+
+
+_begin_anywhere()
+os.register_at_fork(after_in_child=_begin_anywhere)
 _SPREAD = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
 

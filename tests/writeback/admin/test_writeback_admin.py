@@ -178,6 +178,10 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         harness.start()
         await harness.buffer.until(lambda: all(turn.attempts > 9 for turn in turns(harness)))
         await harness.buffer.still()  # what is just being tried has failed
+        now = harness.buffer.clock.now()
+        await harness.buffer.at_once(
+            lambda: all(turn.due_at is not None and turn.due_at > now for turn in turns(harness))
+        )
         shown = found_all(await harness.admin.problems(EVERYTHING, "", 10))
         in_doubt = "sending" if isinstance(effect, Unreachable) else "waiting"
         assert [(one["key"], one["state"]) for one in shown] == [("a/1", in_doubt), ("b/1", in_doubt)]
