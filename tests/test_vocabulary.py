@@ -35,7 +35,6 @@ LEFT = frozenset(
         "metering.py",
         "objects.py",
         "operations/writeback/completing.py",
-        "operations/writeback/objects.py",
         "writeback/admin/names.py",
     }
 )

@@ -33,8 +33,8 @@ from gateway.operations.writeback.deleting import delete_pending
 from gateway.operations.writeback.durability import tells_durability, with_durability
 from gateway.operations.writeback.flush_wait import FlushWait
 from gateway.operations.writeback.named_files import named_by_copy
-from gateway.operations.writeback.objects import buffer_put
 from gateway.operations.writeback.parts import buffer_part, is_known
+from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
 from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
