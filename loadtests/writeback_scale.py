@@ -34,7 +34,7 @@ import httpx
 
 from gateway.clock import Moment
 from gateway.objects import ObjectKey
-from gateway.operations.writeback.completing import complete
+from gateway.operations.writeback.complete_upload import complete
 from gateway.s3.xml import CompletedPart
 from gateway.steps import in_steps
 from gateway.writeback import DIRECTORY

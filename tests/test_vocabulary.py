@@ -34,7 +34,6 @@ LEFT = frozenset(
         "counting.py",
         "metering.py",
         "objects.py",
-        "operations/writeback/completing.py",
         "writeback/admin/names.py",
     }
 )

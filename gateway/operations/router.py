@@ -27,7 +27,7 @@ from gateway.operations.pending_versions import PendingVersions, is_answered_her
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
-from gateway.operations.writeback.completing import buffer_complete
+from gateway.operations.writeback.complete_upload import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
 from gateway.operations.writeback.deleting import delete_pending
 from gateway.operations.writeback.durability import tells_durability, with_durability

@@ -3,7 +3,7 @@
     Create → written down that the origin is asked → asked, for what lies under the key, too → the upload is open here,
              with an upload id of our own → 200; where the origin is away and its bucket known, it is begun here alone
     UploadPart, UploadPartCopy → parts.py, copies.py
-    Complete → completing.py
+    Complete → complete_upload.py
     Abort, ListParts → from the journal
 
 Uploads that the journal does not know were begun at the origin before: they are its own, and go through.
