@@ -22,7 +22,7 @@ from gateway.writeback.admin.documents import (
     to_token,
     upload_document,
 )
-from gateway.writeback.admin.names import Name, is_at_origin, is_known_here, may_be_name, name_of
+from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
 from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
