@@ -29,7 +29,6 @@ RETIRED_MODULES = frozenset(_RETIRED.split())
 LEFT = frozenset(
     {
         "blocks/closed.py",
-        "blocks/presence.py",
         "buffering.py",
         "counting.py",
         "metering.py",

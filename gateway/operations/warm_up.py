@@ -9,7 +9,7 @@ their way, unless it says `not-kept`.
 from __future__ import annotations
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.presence import Explanation
+from gateway.blocks.explanation import Explanation
 from gateway.errors import OriginBodyError, StoreUnavailable
 from gateway.metadata.entries import ObjectHead, object_head_of_get
 from gateway.objects import MissReason, ObjectVersion
