@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks, ClosedCache
+from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.buffering import Bounding, Flushing, Surroundings, flushing, follow_slots, is_needed, opened_buffer

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks
+from gateway.blocks.disabled_cache import Blocks
 from gateway.clock import Clock
 from gateway.config import Settings
 from gateway.counting import WritebackMetrics

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway import cancellation
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks
+from gateway.blocks.disabled_cache import Blocks
 from gateway.clock import Clock
 from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from gateway.blocks.closed import ClosedCache
+from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import SystemClock
 from gateway.counting import CacheMetrics
 from gateway.errors import OriginError, StoreUnavailable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from gateway.blocks.closed import ClosedCache
+from gateway.blocks.disabled_cache import ClosedCache
 from gateway.buffering import Flushing, Surroundings
 from gateway.clock import Moment
 from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
