@@ -14,7 +14,6 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.buffering import Bounding, Flushing, Surroundings, flushing, follow_slots, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
@@ -53,6 +52,15 @@ from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.origins import OriginKeys, routed_origin
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.write_back_wiring import (
+    Bounding,
+    Flushing,
+    FlushServices,
+    flushing,
+    follow_slots,
+    is_needed,
+    opened_buffer,
+)
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
@@ -353,7 +361,7 @@ async def upkeep(
             service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
             log = FlushLogger(counters, node.clock)
-            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            around = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, around, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)

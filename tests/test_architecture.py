@@ -48,12 +48,15 @@ ALLOWED: Mapping[str, set[str]] = {
     "edge": BASE | {"operations", "policy", "origin"},
     "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
     "origins": BASE | SETTINGS | {"origin", "policy"},
-    "buffering": BASE | SETTINGS | COUNTING | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    "write_back_wiring": BASE
+    | SETTINGS
+    | COUNTING
+    | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "app": BASE
     | SETTINGS
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"}
-    | {"metering", "buffering", "origins"},
+    | {"metering", "write_back_wiring", "origins"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
     "demo": LEAVES | {""},

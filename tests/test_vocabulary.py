@@ -28,7 +28,6 @@ RETIRED_MODULES = frozenset(_RETIRED.split())
 
 LEFT = frozenset(
     {
-        "buffering.py",
         "counting.py",
         "metering.py",
         "objects.py",
