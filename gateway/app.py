@@ -10,6 +10,15 @@ from pathlib import Path
 
 import structlog
 
+from gateway.bandwidth_wiring import (
+    CapacityFinder,
+    bandwidth_of,
+    buckets_told,
+    callers_of,
+    ceilings_of,
+    request_rates_of,
+    shares_of,
+)
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
@@ -32,15 +41,6 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import (
-    CapacityFinder,
-    bandwidth_of,
-    buckets_told,
-    callers_of,
-    ceilings_of,
-    request_rates_of,
-    shares_of,
-)
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -361,8 +361,8 @@ async def upkeep(
             service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
             log = FlushLogger(counters, node.clock)
-            around = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
-            async with flushing(settings, buffer, around, shared_directory) as flusher:
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
                 with live.following(follow):

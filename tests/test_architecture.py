@@ -46,7 +46,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
-    "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
+    "bandwidth_wiring": BASE | SETTINGS | COUNTING | {"origin", "policy"},
     "origins": BASE | SETTINGS | {"origin", "policy"},
     "write_back_wiring": BASE
     | SETTINGS
@@ -56,9 +56,12 @@ ALLOWED: Mapping[str, set[str]] = {
     | SETTINGS
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"}
-    | {"metering", "write_back_wiring", "origins"},
+    | {"bandwidth_wiring", "write_back_wiring", "origins"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
+    "serve": LEAVES
+    | SETTINGS
+    | COUNTING
+    | {"", "app", "control", "edge", "jobs", "bandwidth_wiring", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES
     | SETTINGS

@@ -29,7 +29,6 @@ RETIRED_MODULES = frozenset(_RETIRED.split())
 LEFT = frozenset(
     {
         "counting.py",
-        "metering.py",
         "objects.py",
     }
 )

@@ -24,12 +24,7 @@ import structlog
 
 from gateway import __version__, metric_kinds
 from gateway.audit import AuditLog
-from gateway.config import Settings
-from gateway.config.checks import own_address_problem
-from gateway.config.overlay import SlotTable
-from gateway.control.state import GatewayState
-from gateway.errors import ForebayError, StartupError
-from gateway.metering import (
+from gateway.bandwidth_wiring import (
     callers_plan,
     ceilings_of,
     make_shared_bandwidth,
@@ -38,6 +33,11 @@ from gateway.metering import (
     shares_of,
     weights_of,
 )
+from gateway.config import Settings
+from gateway.config.checks import own_address_problem
+from gateway.config.overlay import SlotTable
+from gateway.control.state import GatewayState
+from gateway.errors import ForebayError, StartupError
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
