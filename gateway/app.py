@@ -26,7 +26,6 @@ from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.counting import WorkerMetrics
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
 from gateway.heartbeats import BACKGROUND_PROCESS
@@ -41,6 +40,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.metric_observers import WorkerMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin

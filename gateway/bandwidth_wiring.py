@@ -11,8 +11,8 @@ from os import PathLike
 from gateway import metric_kinds
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
-from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
+from gateway.metric_observers import WorkerMetrics
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import LinkEnd, in_all
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for

@@ -13,9 +13,9 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.disabled_cache import Blocks
 from gateway.clock import Clock
 from gateway.config import Settings
-from gateway.counting import WritebackMetrics
 from gateway.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import WritebackMetrics
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin

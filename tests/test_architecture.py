@@ -26,7 +26,7 @@ LEAVES = {
 }
 LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink", "audit"}
+COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {

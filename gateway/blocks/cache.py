@@ -31,8 +31,8 @@ from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 from gateway.objects import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots

@@ -38,9 +38,9 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.eviction import Capacity, Reserve, Step
 from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.file_lease import close_opened, with_lease
+from gateway.metric_observers import CacheMetrics
 from gateway.objects import ObjectKey
 from gateway.thread_priority import only_idle_disk
 

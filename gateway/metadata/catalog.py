@@ -17,7 +17,6 @@ import lmdb
 import structlog
 
 from gateway.clock import Clock
-from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.entries import (
     Entry,
@@ -38,6 +37,7 @@ from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
+from gateway.metric_observers import CatalogMetrics
 from gateway.objects import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair

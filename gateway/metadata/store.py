@@ -30,7 +30,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway.counting import CatalogMetrics
 from gateway.immutable import immutable
 from gateway.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
@@ -47,6 +46,7 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
+from gateway.metric_observers import CatalogMetrics
 from gateway.objects import ObjectKey, ObjectVersion
 
 P = ParamSpec("P")

@@ -18,8 +18,8 @@ import pytest
 
 from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import SystemClock
-from gateway.counting import CacheMetrics
 from gateway.errors import OriginError, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import Moment
-from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.edge import asgi
 from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots

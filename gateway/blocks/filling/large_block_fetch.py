@@ -22,8 +22,8 @@ from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer

@@ -33,9 +33,9 @@ from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import Block, Reservation
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.immutable import immutable
+from gateway.metric_observers import CacheMetrics
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
 

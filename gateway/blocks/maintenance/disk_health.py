@@ -24,8 +24,8 @@ import structlog
 
 from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 
 FAILURES_MAX = 3
 FAILURES_SECONDS = 10.0

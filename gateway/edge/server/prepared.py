@@ -23,10 +23,10 @@ from structlog.typing import FilteringBoundLogger
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway import cancellation
-from gateway.counting import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
+from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
 from gateway.operations.context import AppContext, Told
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (

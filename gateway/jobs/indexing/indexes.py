@@ -16,7 +16,6 @@ from typing import Any, Self
 import lmdb
 import structlog
 
-from gateway.counting import IndexMetrics
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
@@ -26,6 +25,7 @@ from gateway.jobs.indexing.status import IndexStatus
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Bound, Interval, bound_of
+from gateway.metric_observers import IndexMetrics
 from gateway.policy.slots import Slot
 
 LOOK_SECONDS = 5.0

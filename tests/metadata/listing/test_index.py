@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.counting import CatalogMetrics
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
@@ -34,6 +33,7 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor, pref
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.metric_observers import CatalogMetrics
 from gateway.objects import Homes
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
