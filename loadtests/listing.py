@@ -27,7 +27,7 @@ from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned

@@ -28,7 +28,7 @@ from gateway.blocks.layout import BlockSettings, block_at
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.clock import SystemClock
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from tests.support.memory_origin import MemoryOrigin
 
 BATCH_BLOCKS = 256

@@ -26,7 +26,7 @@ from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.clock import SystemClock
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent

@@ -24,7 +24,7 @@ LEAVES = {
     "heartbeats",
     "immutable",
 }
-LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps", "thread_priority"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
@@ -33,7 +33,7 @@ ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
     "heartbeats": {"atomic_write"},
     "lmdb_commits": {"atomic_write"},
-    "objects": {"immutable"},
+    "model": {"immutable"},
     "cancellation": {"errors"},
     "config": LEAVES,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),
@@ -153,7 +153,7 @@ def test_the_allowed_arrows_have_no_circle() -> None:
         ("gateway.origin.s3", "from gateway.operations.context import Response"),
         ("gateway.s3.xml", "from gateway.origin import client"),
         ("gateway.s3.xml", "import asyncio"),
-        ("gateway.objects", "from gateway import config"),
+        ("gateway.model", "from gateway import config"),
         ("gateway.operations.get_object", "def f():\n    from gateway.edge.asgi import S3App"),
         ("gateway.policy.slots", "from ..operations import reply"),
         ("gateway.policy.slots", "from .. import operations"),

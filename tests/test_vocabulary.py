@@ -26,13 +26,6 @@ telling tidying told_page towards_client towards_origin trust unsettled upkeep w
 RETIRED_MODULES = frozenset(_RETIRED.split())
 """Names of modules that say nothing to somebody who opens a folder."""
 
-LEFT = frozenset(
-    {
-        "objects.py",
-    }
-)
-"""Modules that still have such a name. Rename them; never add one."""
-
 
 def _table(heading: str) -> list[tuple[str, str]]:
     section = GLOSSARY.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
@@ -47,13 +40,13 @@ def _pages() -> Iterator[Path]:
 
 
 def test_no_module_is_named_by_a_retired_word() -> None:
-    """But for those that are left, and these only as long as they are there."""
+    """Neither a file nor a folder."""
     named = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*")
         if "__pycache__" not in path.parts and (path.suffix == ".py" or path.is_dir()) and path.stem in RETIRED_MODULES
     }
-    assert named == LEFT
+    assert named == set()
 
 
 def test_each_term_is_defined_once_and_in_order() -> None:

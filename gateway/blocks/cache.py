@@ -33,7 +33,7 @@ from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_s
 from gateway.clock import Clock
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
 

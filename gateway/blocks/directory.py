@@ -41,7 +41,7 @@ from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, Worke
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.file_lease import close_opened, with_lease
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.thread_priority import only_idle_disk
 
 _SECONDS_OF_A_DAY = 86_400

@@ -12,7 +12,7 @@ from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
 RETRIES = 3

@@ -34,7 +34,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.objects import Homes
+from gateway.model import Homes
 
 
 class ServerSettings(Section):

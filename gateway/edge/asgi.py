@@ -33,7 +33,7 @@ from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThr
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
-from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
+from gateway.model import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
 from gateway.operations.context import (
     NO_BODY,
     Answer,

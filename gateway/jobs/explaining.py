@@ -9,7 +9,7 @@ from gateway.blocks.explanation import Explanation
 from gateway.jobs.dependencies import JobDependencies
 from gateway.metadata.catalog import Known
 from gateway.metadata.snapshots.registry import OpenSnapshot
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot
 
 

@@ -23,7 +23,7 @@ from gateway.jobs.worklist import Entry, Recovered, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import quote

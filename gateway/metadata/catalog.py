@@ -38,7 +38,7 @@ from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import Homes, ObjectKey, ObjectVersion
+from gateway.model import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots

@@ -56,7 +56,7 @@ from gateway.errors import OriginBodyError, StoreUnavailable
 from gateway.heartbeats import PROCESSES_MAX
 from gateway.immutable import immutable
 from gateway.metadata.listing.records import date_text
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.headers import (
     EncodedHeaders,

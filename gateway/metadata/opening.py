@@ -39,7 +39,7 @@ from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
-from gateway.objects import Homes
+from gateway.model import Homes
 
 FORMAT = b"forebay catalog 3\n"
 FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")

@@ -47,7 +47,7 @@ from gateway.metadata.entries import (
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,7 +24,7 @@ from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
+from gateway.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.origin.signing import KeyPair

@@ -26,7 +26,7 @@ from typing import Protocol
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.metric_observers import AuthorizationMetrics
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import Answer, RequestContext, Response, Told
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.flush_wait import FlushWait

@@ -20,7 +20,7 @@ from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metric_observers import HitTally
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,

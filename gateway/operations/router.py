@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.bucket_metadata_cache import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects

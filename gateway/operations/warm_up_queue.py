@@ -24,7 +24,7 @@ from gateway.clock import Clock
 from gateway.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.metadata.catalog import Catalog
 from gateway.metric_observers import WarmUpMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.origin.retry import says_later
 from gateway.policy.slots import Slot

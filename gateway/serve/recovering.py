@@ -9,7 +9,7 @@ import structlog
 from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.serve.claim import leave_alone
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY

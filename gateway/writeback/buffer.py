@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 
 from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable, PartInUse
-from gateway.objects import ByteRange, ObjectKey
+from gateway.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver

@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.atomic_write import sync_directory, write_durably
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal

@@ -16,7 +16,7 @@ from gateway.clock import SystemClock
 from gateway.edge.asgi import S3App
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
-from gateway.objects import BodyStream
+from gateway.model import BodyStream
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot

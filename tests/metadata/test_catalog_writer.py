@@ -14,7 +14,7 @@ from gateway.metadata import store as landing
 from gateway.metadata.entries import Entry, ObservedAt
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 
 
 class Store:

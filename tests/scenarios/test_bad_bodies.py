@@ -20,7 +20,7 @@ from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import SystemClock
 from gateway.errors import OriginError, StoreUnavailable
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call

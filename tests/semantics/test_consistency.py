@@ -16,7 +16,7 @@ from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot, Slots

@@ -18,7 +18,7 @@ from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, SnapshotMetrics
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin

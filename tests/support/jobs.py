@@ -17,7 +17,7 @@ from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metric_observers import CatalogMetrics
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
 from tests.support.blocks import BUCKET, MIB, open_cache, until

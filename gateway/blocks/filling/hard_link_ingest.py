@@ -19,7 +19,7 @@ from gateway.blocks import layout
 from gateway.blocks.directory import Adoption
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.errors import StoreUnavailable
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.clock import Clock
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 

@@ -36,7 +36,7 @@ from gateway.clock import Clock
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.immutable import immutable
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 
 PARTS_OF_CAPACITY = 256

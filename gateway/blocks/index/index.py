@@ -56,7 +56,7 @@ from gateway.blocks.layout import (
 )
 from gateway.errors import NotKept, PinRefused, StoreUnavailable
 from gateway.lmdb_commits import LastCommit
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3

@@ -43,7 +43,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
+from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024

@@ -31,7 +31,7 @@ from gateway.blocks.reading.verifying import AheadRoom, PieceVerifier
 from gateway.clock import Clock
 from gateway.errors import BlockError, OriginBusy, StoreUnavailable
 from gateway.metric_observers import CacheMetrics
-from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
+from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
 
 _MARKS_MAX = 4096

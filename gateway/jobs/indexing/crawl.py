@@ -33,7 +33,7 @@ from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
 from gateway.metric_observers import IndexMetrics
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain

@@ -18,7 +18,7 @@ from gateway.metadata.listing.records import etag_and_size, modified_of
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.metric_observers import SnapshotMetrics
-from gateway.objects import Homes, ObjectKey, ObjectVersion
+from gateway.model import Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Moment
 from gateway.errors import OriginAnswered, S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation

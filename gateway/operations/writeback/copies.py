@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import OriginAnswered, OriginBodyError, S3Error
-from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
+from gateway.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.bodies import (

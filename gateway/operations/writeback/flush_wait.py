@@ -10,7 +10,7 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.origin.client import Purpose
 from gateway.s3.error_codes import s3_error

@@ -15,7 +15,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
-from gateway.objects import LOCAL_EXPIRY_SECONDS, ObjectKey
+from gateway.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import NothingPending
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport

@@ -22,7 +22,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote

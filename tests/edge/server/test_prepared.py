@@ -43,7 +43,7 @@ from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
 from gateway.metric_observers import RequestMetrics
 from gateway.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead

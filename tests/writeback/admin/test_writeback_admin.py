@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.queries import PendingQueries
