@@ -553,7 +553,7 @@ def parsed(kind: type[AnswerType], document: Any, base_url: str) -> AnswerType:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise AdminPortError(
-            f"{base_url} gives an answer that this version of the command does not understand "
+            f"this version of the command does not understand the answer of {base_url} "
             f"({place}: {first['msg']}): is it a Forebay, and of the same version?"
         ) from None
 

@@ -10,15 +10,22 @@ from pathlib import Path
 
 import structlog
 
+from gateway.bandwidth_wiring import (
+    CapacityFinder,
+    bandwidth_of,
+    buckets_told,
+    callers_of,
+    ceilings_of,
+    request_rates_of,
+    shares_of,
+)
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks, ClosedCache
+from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.buffering import Bounding, Flushing, Surroundings, flushing, follow_slots, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.counting import WorkerMetrics
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
 from gateway.heartbeats import BACKGROUND_PROCESS
@@ -33,15 +40,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metering import (
-    CapacityFinder,
-    bandwidth_of,
-    buckets_told,
-    callers_of,
-    ceilings_of,
-    request_rates_of,
-    shares_of,
-)
+from gateway.metric_observers import WorkerMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
@@ -53,6 +52,15 @@ from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.origins import OriginKeys, routed_origin
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.write_back_wiring import (
+    Bounding,
+    Flushing,
+    FlushServices,
+    flushing,
+    follow_slots,
+    is_needed,
+    opened_buffer,
+)
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
@@ -358,8 +366,8 @@ async def upkeep(
             service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
             log = FlushLogger(counters, node.clock)
-            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
-            async with flushing(settings, buffer, around, shared_directory) as flusher:
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
                 with live.following(follow):
@@ -416,7 +424,7 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
     try:
         reads = CheckpointReads(directory, worker, clock) if directory is not None else None
     except OSError as error:
-        _log.warning("reads of checkpoints are not counted", reason=str(error))
+        _log.warning("reads of checkpoints cannot be counted", reason=str(error))
         reads = None
     with closing(reads) if reads is not None else nullcontext():
         yield reads

@@ -43,18 +43,23 @@ class ForebayError(Exception):
 
 
 class ConfigError(ForebayError):
-    """A setting cannot be used. `key` is dotted (`cache.block_size`).
+    """A setting cannot be used. `key` is dotted (`cache.block_size`). A `value` of None: the setting is missing.
 
-    `source` names the variable or the option of the command that the value came from; None: the file, or nowhere.
+    `allowed` says what to write instead. `source` names the file, the variable or the option of the command that the
+    value came from; None: nobody gave it. `problem` says what is wrong if the key and its value do not show it.
     """
 
-    def __init__(self, key: str, value: object, allowed: str, source: str | None = None) -> None:
-        origin = "" if source is None else f" (from {source})"
-        super().__init__(f"{key} = {value!r}{origin}: {allowed}")
+    def __init__(
+        self, key: str, value: object, allowed: str, source: str | None = None, problem: str | None = None
+    ) -> None:
+        if problem is None:
+            problem = f"{key} is missing" if value is None else f"{key} = {value!r}"
+        super().__init__(f"{problem}{'' if source is None else f' (from {source})'}: {allowed}")
         self.key = key
         self.value = value
         self.allowed = allowed
         self.source = source
+        self.problem = problem
 
 
 class StartupError(ForebayError):

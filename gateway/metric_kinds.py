@@ -358,7 +358,7 @@ def keep_names(
     try:
         shared.fold(renamed)
     except OSError as error:
-        _log.warning("metrics keep names of slots and callers that are gone", error=str(error))
+        _log.warning("metrics still have the names of slots and callers that are gone", error=str(error))
 
 
 def unshare() -> None:

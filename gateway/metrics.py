@@ -1,6 +1,6 @@
 """Every metric of the gateway, declared once: name, unit, labels, help. `docs/metrics.md` is checked against this.
 
-What is counted in them, and when, is said in counting.py.
+What is counted in them, and when, is said in metric_observers.py.
 
 Label values come from small closed sets: operations, statuses, purposes; never from keys, buckets or callers.
 """

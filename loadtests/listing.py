@@ -21,13 +21,13 @@ from urllib.parse import quote
 import lmdb
 
 from gateway.clock import SystemClock
-from gateway.counting import CatalogMetrics
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import END, ListRequest, key_successor
 from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
-from gateway.objects import Homes
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned

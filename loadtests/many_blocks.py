@@ -27,8 +27,8 @@ from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import BlockSettings, block_at
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.clock import SystemClock
-from gateway.counting import CacheMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from tests.support.memory_origin import MemoryOrigin
 
 BATCH_BLOCKS = 256

@@ -25,8 +25,8 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.clock import SystemClock
-from gateway.counting import CacheMetrics
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent

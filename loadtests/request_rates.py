@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.clock import SystemClock
-from gateway.counting import WorkerMetrics
+from gateway.metric_observers import WorkerMetrics
 from gateway.origin.client import OriginRequest
 from gateway.policy.request_rates import RequestRates, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory

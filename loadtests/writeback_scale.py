@@ -33,8 +33,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from gateway.clock import Moment
-from gateway.objects import ObjectKey
-from gateway.operations.writeback.completing import complete
+from gateway.model import ObjectKey
+from gateway.operations.writeback.complete_upload import complete
 from gateway.s3.xml import CompletedPart
 from gateway.steps import in_steps
 from gateway.writeback import DIRECTORY

@@ -74,9 +74,8 @@ def test_an_answer_of_something_else_is_said_to_be_one() -> None:
     """With the place in it, and no traceback."""
     with admin_double((200, {"jobs": [{"id": 1}]})) as port, pytest.raises(AdminPortError) as refused:
         AdminClient(port.url, None).jobs()
-    assert f"{port.url} gives an answer that this version of the command does not understand (jobs.0." in str(
-        refused.value
-    )
+    said = f"this version of the command does not understand the answer of {port.url} (jobs.0."
+    assert str(refused.value).startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,16 @@ LEAVES = {
     "heartbeats",
     "immutable",
 }
-LEAVES |= {"lmdb_commits", "md5_lanes", "objects", "pem", "rate_limited_log", "steps", "thread_priority"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs", "log_sink", "audit"}
+COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
     "heartbeats": {"atomic_write"},
     "lmdb_commits": {"atomic_write"},
-    "objects": {"immutable"},
+    "model": {"immutable"},
     "cancellation": {"errors"},
     "config": LEAVES,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),
@@ -46,16 +46,22 @@ ALLOWED: Mapping[str, set[str]] = {
     "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
-    "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
+    "bandwidth_wiring": BASE | SETTINGS | COUNTING | {"origin", "policy"},
     "origins": BASE | SETTINGS | {"origin", "policy"},
-    "buffering": BASE | SETTINGS | COUNTING | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    "write_back_wiring": BASE
+    | SETTINGS
+    | COUNTING
+    | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "app": BASE
     | SETTINGS
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"}
-    | {"metering", "buffering", "origins"},
+    | {"bandwidth_wiring", "write_back_wiring", "origins"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "policy", "writeback"},
+    "serve": LEAVES
+    | SETTINGS
+    | COUNTING
+    | {"", "app", "control", "edge", "jobs", "bandwidth_wiring", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES
     | SETTINGS
@@ -147,7 +153,7 @@ def test_the_allowed_arrows_have_no_circle() -> None:
         ("gateway.origin.s3", "from gateway.operations.context import Response"),
         ("gateway.s3.xml", "from gateway.origin import client"),
         ("gateway.s3.xml", "import asyncio"),
-        ("gateway.objects", "from gateway import config"),
+        ("gateway.model", "from gateway import config"),
         ("gateway.operations.get_object", "def f():\n    from gateway.edge.asgi import S3App"),
         ("gateway.policy.slots", "from ..operations import reply"),
         ("gateway.policy.slots", "from .. import operations"),

@@ -88,19 +88,19 @@ def test_check_config_speaks_json(tmp_path: Path) -> None:
     assert bad["problems"][0]["key"] == "server.port"
 
 
-def test_an_error_names_the_variable_that_a_value_came_from(tmp_path: Path) -> None:
+def test_an_error_names_the_file_or_the_variable_that_a_value_came_from(tmp_path: Path) -> None:
     """With the value, what is wrong with it, and what is allowed; a secret's value is not shown."""
     file = config(tmp_path, "[server]\nport = 70000\n")
     variables = {"FOREBAY_CACHE__CAPACITY": "10Gigs", "FOREBAY_ADMIN__TOKEN": "short-secret"}
     result = forebay("check-config", file, **variables)
     port, token, capacity = result.stderr.splitlines()
-    assert port.startswith("forebay: server.port = 70000: "), "a value of the file needs no source"
+    assert port.startswith(f"forebay: server.port = 70000 (from {file}): ")
     assert "cache.capacity = '10Gigs' (from FOREBAY_CACHE__CAPACITY): " in capacity
     assert capacity.endswith("the unit 'Gigs' is not known, known are B, KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB")
     assert "(from FOREBAY_ADMIN__TOKEN)" in token
     assert "short-secret" not in result.output
     found = orjson.loads(forebay("check-config", "--json", file, **variables).stdout)["problems"]
-    assert [one["source"] for one in found] == [None, "FOREBAY_ADMIN__TOKEN", "FOREBAY_CACHE__CAPACITY"]
+    assert [one["source"] for one in found] == [file, "FOREBAY_ADMIN__TOKEN", "FOREBAY_CACHE__CAPACITY"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,9 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     """No traceback."""
     result = forebay("serve", "--config", str(tmp_path / "none.toml"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("forebay: config = ")
+    assert (
+        result.stderr == f"forebay: the configuration {tmp_path}/none.toml cannot be read: No such file or directory\n"
+    )
     assert len(result.stderr.splitlines()) == 1
 
 

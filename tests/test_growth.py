@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import gateway
 from gateway.checkpoint_patterns import too_many
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.xml_writer import encode_list_key, escape
 from gateway.writeback.checkpoints.layouts import Rules, member_of, rules_of

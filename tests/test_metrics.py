@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metric_kinds, metric_values, metrics
 from gateway.blocks.index.eviction import SlotUsage
-from gateway.counting import WorkerMetrics
+from gateway.metric_observers import WorkerMetrics
 from gateway.metrics import DECLARED
 
 

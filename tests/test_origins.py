@@ -15,7 +15,7 @@ from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.errors import OriginUnreachable
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.origin.request_body import NO_BODY
 from gateway.origin.s3 import S3Origin

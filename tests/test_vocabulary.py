@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,21 +26,6 @@ telling tidying told_page towards_client towards_origin trust unsettled upkeep w
 RETIRED_MODULES = frozenset(_RETIRED.split())
 """Names of modules that say nothing to somebody who opens a folder."""
 
-LEFT = frozenset(
-    {
-        "blocks/closed.py",
-        "blocks/presence.py",
-        "buffering.py",
-        "counting.py",
-        "metering.py",
-        "objects.py",
-        "operations/writeback/completing.py",
-        "operations/writeback/objects.py",
-        "writeback/admin/names.py",
-    }
-)
-"""Modules that still have such a name. Rename them; never add one."""
-
 
 def _table(heading: str) -> list[tuple[str, str]]:
     section = GLOSSARY.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
@@ -54,13 +40,13 @@ def _pages() -> Iterator[Path]:
 
 
 def test_no_module_is_named_by_a_retired_word() -> None:
-    """But for those that are left, and these only as long as they are there."""
+    """Neither a file nor a folder."""
     named = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*")
         if "__pycache__" not in path.parts and (path.suffix == ".py" or path.is_dir()) and path.stem in RETIRED_MODULES
     }
-    assert named == LEFT
+    assert named == set()
 
 
 def test_each_term_is_defined_once_and_in_order() -> None:
@@ -79,12 +65,24 @@ def test_each_term_is_used() -> None:
     assert unused == []
 
 
+def _messages(path: Path) -> Iterator[str]:
+    """What a module may print: its texts of several words; docstrings only of commands, whose help they are."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    is_command = path.parent.name == "cli"
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and not is_command}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if is_text and " " in (text := ast.literal_eval(node)).strip():
+            yield text
+
+
 def test_retired_words_are_not_written_any_more() -> None:
-    """Neither in what users read nor in the help of settings."""
+    """Neither in what users read nor in the help of settings, nor in errors and the log."""
     retired = [word for words, _ in _table("Retired words") for word in words.split(", ")]
     assert len(retired) > 10
     texts = {page.name: page.read_text(encoding="utf-8") for page in _pages()}
     texts["help of settings"] = settings_reference()
+    texts |= {str(path.relative_to(ROOT)): "\n".join(_messages(path)) for path in PACKAGE.rglob("*.py")}
     found = [
         f"{name}: {word}"
         for name, text in texts.items()

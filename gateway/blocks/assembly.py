@@ -18,7 +18,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProb
 from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
+from gateway.metric_observers import CacheMetrics
 from gateway.origin.client import Origin
 
 

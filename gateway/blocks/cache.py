@@ -13,9 +13,10 @@ from types import MappingProxyType
 import lmdb
 import structlog
 
-from gateway.blocks import layout, presence
+from gateway.blocks import explanation, layout
 from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.directory import DiskThreads
+from gateway.blocks.explanation import Explanation
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.eviction import capacity_of
@@ -26,14 +27,13 @@ from gateway.blocks.maintenance.index_rebuild import account_late, move_between_
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.presence import Explanation
 from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
-from gateway.objects import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
 
@@ -139,9 +139,9 @@ class BlockCache:
     async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
         """What is here of an object, and of one of its versions, and whether it is kept. StoreUnavailable."""
         tools = self._tools
-        why_not = presence.why_not_kept(tools, version.size_bytes if version is not None else None, slot)
-        here = await asyncio.to_thread(presence.presence, tools, version, slot) if version is not None else None
-        return Explanation(here, await asyncio.to_thread(presence.holding, tools, key), why_not)
+        why_not = explanation.why_not_kept(tools, version.size_bytes if version is not None else None, slot)
+        here = await asyncio.to_thread(explanation.presence, tools, version, slot) if version is not None else None
+        return Explanation(here, await asyncio.to_thread(explanation.holding, tools, key), why_not)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
@@ -354,5 +354,7 @@ class BlockCache:
         try:
             self._opened.close()
         except (BlockError, OSError, lmdb.Error) as error:
-            _log.warning("the cache directory could not be left in order; the next start clears up", error=str(error))
+            _log.warning(
+                "the cache directory could not be closed properly; the next start repairs it", error=str(error)
+            )
             self._opened.let_go()

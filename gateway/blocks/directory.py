@@ -38,10 +38,10 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.eviction import Capacity, Reserve, Step
 from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.file_lease import close_opened, with_lease
-from gateway.objects import ObjectKey
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ObjectKey
 from gateway.thread_priority import only_idle_disk
 
 _SECONDS_OF_A_DAY = 86_400
@@ -305,7 +305,7 @@ class BlockDirectory:
                 raise NotKept(
                     "room",
                     f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
-                    "all there is is being filled, is pinned, or belongs to others",
+                    "all of it is being filled, is pinned, or belongs to other slots",
                 )
 
     def _with_room_in_index(self, step: Callable[[], T]) -> T:
@@ -325,7 +325,7 @@ class BlockDirectory:
         try:
             return self.reserve_of_others.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
         except OSError as error:
-            raise StoreUnavailable(f"the room on the disk cannot be looked at: {error}") from error
+            raise StoreUnavailable(f"the free space of the disk cannot be read: {error}") from error
 
     def _taken_bytes(self) -> int:
         return self.index.totals().taken_bytes
@@ -538,7 +538,7 @@ class DiskThreads:
 
 
 def _kept_from_writing() -> StoreUnavailable:
-    return StoreUnavailable("another process keeps the block index from being written")
+    return StoreUnavailable("the block index cannot be written: another process holds its lock")
 
 
 def _nobody(_error: BlockError) -> None:

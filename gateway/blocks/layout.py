@@ -40,7 +40,7 @@ from awscrt import checksums
 
 from gateway.errors import BlockDamaged, ConfigError
 from gateway.immutable import immutable
-from gateway.objects import ByteRange, Homes, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024

@@ -25,14 +25,14 @@ _RANKS_SHOWN_MAX = 10
 _DAY_SECONDS = 86_400 - 0.5
 
 PrefixArgument = Annotated[
-    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The checkpoints whose names begin so; s3:// is every one.")
+    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="Checkpoints whose names have this prefix; s3:// is all.")
 ]
 StateOption = Annotated[
     str | None,
-    typer.Option("--state", metavar="STATE", help="Only those in a state, or in one of several: failed,conflict."),
+    typer.Option("--state", metavar="STATE", help="Only those in this state, or in one of several: failed,conflict."),
 ]
 LimitOption = Annotated[
-    int, typer.Option("--limit", metavar="N", min=0, help="Show no more than so many; 0: all of them.")
+    int, typer.Option("--limit", metavar="N", min=0, help="Show at most this many; 0: all of them.")
 ]
 
 
@@ -46,7 +46,7 @@ def checkpoints(
 ) -> None:
     """Show the checkpoints of a running gateway: state, files, size, ranks, time of the save, how much the origin has.
 
-    left is how long the rest takes to the origin, exposed for how long something is on this node alone.
+    left: how long the rest will take to reach the origin. exposed: how long something has been on this node only.
     """
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")

@@ -171,7 +171,7 @@ def check_config(
 @app.command(
     **in_help(
         LOOK,
-        "Show how a running gateway is. Exit code 0: ready.",
+        "Show the state of a running gateway. Exit code 0: ready.",
         "forebay status",
         "forebay status --json | jq .gateway.ready",
     )
@@ -181,7 +181,7 @@ def status(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how the running gateway is. Exit code 0 when it is ready."""
+    """Show the state of the running gateway. Exit code 0 when it is ready."""
     answer = admin_client(admin_url, config).status()
     if json:
         print_json(answer.document())

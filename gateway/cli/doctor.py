@@ -38,7 +38,7 @@ WriteTestOption = Annotated[
     typer.Option(
         "--write-test",
         metavar="s3://BUCKET/PREFIX/",
-        help="Try writes there, too: small objects are put, and deleted again.",
+        help="Try writes under this prefix, too: put small objects and delete them again.",
     ),
 ]
 
@@ -51,8 +51,8 @@ def doctor(
 ) -> None:
     """Look for what is wrong, risky or slow here: configuration, origin, rights, disk, limits, clients, gateway.
 
-    No gateway needs to run; of one that does, more is said. Nothing is written at the origin without --write-test.
-    Exit code 1 when there are errors.
+    No gateway needs to run; if one does, it has more to say. It writes nothing at the origin without --write-test. Exit
+    code 1 when there are errors.
     """
     tested = _tested(write_test)
     console = Console(highlight=False, markup=False)

@@ -23,7 +23,10 @@ DirectoryOption = Annotated[
     Path | None, typer.Option("--directory", metavar="CACHE_DIR", help="cache.directory, or a copy of it.")
 ]
 RunningOption = Annotated[
-    bool, typer.Option("--while-running", help="Though a gateway is at work: what it flushes meanwhile is left out.")
+    bool,
+    typer.Option(
+        "--while-running", help="Export although a gateway is running; what it flushes meanwhile is left out."
+    ),
 ]
 
 
@@ -36,7 +39,7 @@ def export(
 ) -> None:
     """Copy everything that the bucket does not have out of a cache directory. No gateway is needed.
 
-    Exit code 1 when something could not be copied; everything else is, then, too.
+    Exit code 1 when something could not be copied; everything else is copied all the same.
     """
     from gateway.writeback.offline_export.export import buffer_of, export
 

@@ -39,13 +39,15 @@ _BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
 waited for, instead of the one and the other."""
 
 PrefixArgument = Annotated[
-    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// (the default) is everything.")
+    str,
+    typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix; s3:// (the default) is everything."),
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until the bucket has it; exit code 1 when it does not get there.")
+    bool, typer.Option("--wait", help="Wait until the bucket has everything; exit code 1 if it does not get there.")
 ]
 TimeoutOption = Annotated[
-    str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, such as 10m; then exit code 1.")
+    str | None,
+    typer.Option("--timeout", metavar="DURATION", help="Wait at most this long, such as 10m; then exit code 1."),
 ]
 
 
@@ -75,11 +77,12 @@ def flush(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Send to the bucket now what the gateway has acknowledged under a prefix by now.
+    """Send to the bucket now all writes under a prefix that the gateway has acknowledged so far.
 
-    What has failed is tried at once. With --wait it ends with exit code 0 when the origin has all of it; with exit code
-    1, and a table of what the origin does not have, when the rest is in conflict, damaged or fails, or the time is
-    over; also where something under it is never sent, by the slot's write. Open uploads are named, and not waited for.
+    It tries failed writes again at once. With --wait it ends with exit code 0 when the origin has all of them. It ends
+    with exit code 1, and a table of what the origin lacks, when the rest is in conflict, damaged or failing, when the
+    time is over, or when the slot never sends something under the prefix. It names open uploads, and does not wait for
+    them.
     """
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)

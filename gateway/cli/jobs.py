@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
 
-PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
-PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
+PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
+PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
 ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),

@@ -44,13 +44,13 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
     prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that it holds.")],
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Do not wait until it is made: forebay jobs shows it.")
+        bool, typer.Option("--no-wait", help="Do not wait for the snapshot: forebay jobs shows the progress.")
     ] = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List a prefix in the bucket, and keep under a name what is there now."""
+    """List a prefix in the bucket, and save under a name what is there now."""
     client = admin_client(admin_url, config)
     job = client.create_snapshot(name, prefix)
     if no_wait:

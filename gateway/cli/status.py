@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DISK_STATES = {
     "full": "full; what is cached is served, nothing is added",
     "read-only": "takes nothing; what is cached is served, nothing is added",
-    "failing": "failing; the cache is left alone, the origin serves",
+    "failing": "failing; the cache is not used for now, the origin serves",
     "closed": "cannot be used; there is no cache, the origin serves",
 }
 

@@ -41,8 +41,8 @@ _HISTORY = 60
 Line = tuple[str, str]
 """Text and style."""
 
-IntervalOption = Annotated[str, typer.Option("--interval", metavar="DURATION", help="How often to look.")]
-CountOption = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after so many looks.")]
+IntervalOption = Annotated[str, typer.Option("--interval", metavar="DURATION", help="How often to take figures.")]
+CountOption = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after so many times.")]
 
 
 def top(

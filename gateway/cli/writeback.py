@@ -51,18 +51,18 @@ class Decision(StrEnum):
     DISCARD = "discard"
 
 
-PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
+PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 DecisionArgument = Annotated[
     Decision,
     typer.Argument(
         metavar="keep-ours|keep-theirs|discard",
-        help="Overwrite what others wrote, or send a manifest without its files; or give this node's write up: a "
-        "conflict, or what is damaged or fails.",
+        help="keep-ours: overwrite what others wrote, or send a manifest without its files. keep-theirs, discard: give "
+        "up this node's write: a conflict, or one that is damaged or fails.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before an acknowledged write is given up.")]
-ProblemsOption = Annotated[bool, typer.Option("--problems", help="Only what does not get to the origin.")]
+ProblemsOption = Annotated[bool, typer.Option("--problems", help="Only writes that do not get to the origin.")]
 OptionalObjectArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/KEY", help="The upload's object.")]
 UploadIdOption = Annotated[
     str | None, typer.Option("--upload-id", metavar="ID", help="This upload, as `list --uploads` names it.")
@@ -73,7 +73,7 @@ UploadsOption = Annotated[bool, typer.Option("--uploads", help="Uploads that the
 
 
 LimitOption = Annotated[
-    int, typer.Option("--limit", metavar="N", min=0, help="Show no more than so many; 0: all of them.")
+    int, typer.Option("--limit", metavar="N", min=0, help="Show at most this many; 0: all of them.")
 ]
 
 
@@ -162,8 +162,8 @@ def resolve(
 ) -> None:
     """Decide about a write that does not get to the bucket by itself.
 
-    keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. Of a
-    manifest that waits for files it says that none is to be waited for.
+    keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again. A
+    manifest that waits for files is sent without them.
     """
     _check(name)
     client = admin_client(admin_url, config)

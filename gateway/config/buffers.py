@@ -29,11 +29,11 @@ _OF_WRITE_BACK = (
 def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
     """Settings that would do nothing, and a disk that could never hold what is promised."""
     for i, slot in enumerate(settings.slots):
-        refused = {name: "only together with write = back" for name in _OF_WRITE_BACK if slot.write != "back"}
+        refused = {name: "needs write = back" for name in _OF_WRITE_BACK if slot.write != "back"}
         if not slot.is_buffered:
-            refused |= dict.fromkeys(_OF_BUFFERS, "only together with write = back or scratch")
+            refused |= dict.fromkeys(_OF_BUFFERS, "needs write = back or scratch")
         if not (slot.write == "scratch" or (slot.write == "back" and slot.flush != "all")):
-            refused["scratch_expiry_seconds"] = "only together with write = scratch, or with flush"
+            refused["scratch_expiry_seconds"] = "needs write = scratch, or flush"
         for name, why in refused.items():
             if name in slot.model_fields_set and getattr(slot, name) is not None:
                 key = type(slot).model_fields[name].alias or name
@@ -44,10 +44,10 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
     disk = disk_usage(settings.cache.directory) if buffers_bytes else None
     if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk.total:
         allowed = (
-            f"together with cache.capacity ({settings.cache.capacity_bytes} bytes) at most what the file system of "
-            f"cache.directory holds ({disk.total} bytes)"
+            f"together with cache.capacity, {format_size(settings.cache.capacity_bytes)}, at most what the file system "
+            f"of cache.directory holds, {disk.total} bytes"
         )
-        yield ConfigError("slots[].buffer", buffers_bytes, allowed)
+        yield ConfigError("slots[].buffer", format_size(buffers_bytes), allowed)
 
 
 def not_fitting(settings: Settings) -> list[str]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
-from gateway.config.defaults import aws_endpoint_url
+from gateway.config.defaults import aws_endpoint_url, aws_endpoint_variable
 from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.fields import valid_endpoint_url
-from gateway.config.problems import Hidden
+from gateway.config.problems import Hidden, shown
 from gateway.config.settings import Settings
+from gateway.config.units import format_duration, format_size
 from gateway.errors import ConfigError
 from gateway.pem import PemFile
 
@@ -75,7 +76,7 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError(
             "server.allow_unsigned",
             True,
-            "false together with [[credentials]]: who does not sign would have more rights than who does",
+            "must be false with [[credentials]]: callers that do not sign would have more rights than those that do",
         )
     if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
         yield ConfigError(
@@ -88,7 +89,7 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
             "admin.host", admin.host, "a loopback address; any other needs admin.token, or admin.insecure = true"
         )
     if server.port and server.port == admin.port and _same_host(server.host, admin.host):
-        yield ConfigError("admin.port", admin.port, "another port than server.port")
+        yield ConfigError("admin.port", admin.port, "server.port has this port already: choose another")
 
 
 def _same_host(one: str, other: str) -> bool:
@@ -107,7 +108,7 @@ def _certificate(settings: Settings) -> Iterator[ConfigError]:
 def _unusable_pair(certificate: PemFile, key: PemFile) -> Iterator[ConfigError]:
     for name, file in (("certificate_file", certificate), ("key_file", key)):
         if file.content is None:
-            yield ConfigError(f"server.{name}", str(file.path), "a readable file")
+            yield ConfigError(f"server.{name}", str(file.path), "this file cannot be read")
     if certificate.content is None or key.content is None:
         return
     try:
@@ -116,7 +117,7 @@ def _unusable_pair(certificate: PemFile, key: PemFile) -> Iterator[ConfigError]:
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "reason", None) or "not PEM"
         yield ConfigError(
-            "server.certificate_file", str(certificate.path), f"a PEM certificate that fits key_file ({reason})"
+            "server.certificate_file", str(certificate.path), f"must be a PEM certificate that fits key_file ({reason})"
         )
 
 
@@ -125,7 +126,8 @@ def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
     try:
         valid_endpoint_url(settings.origin.endpoint_url)
     except ValueError as error:
-        yield ConfigError("origin.endpoint_url", Hidden(), str(error))
+        url = settings.origin.endpoint_url
+        yield ConfigError("origin.endpoint_url", shown("origin.endpoint_url", url), str(error))
 
 
 def _origin_credentials(settings: Settings) -> Iterator[ConfigError]:
@@ -134,9 +136,9 @@ def _origin_credentials(settings: Settings) -> Iterator[ConfigError]:
         missing = "secret_access_key" if origin.secret_access_key is None else "access_key_id"
         yield ConfigError(f"origin.{missing}", None, "access_key_id and a secret go together")
     if origin.session_token is not None and origin.access_key_id is None:
-        yield ConfigError("origin.session_token", Hidden(), "only together with access_key_id")
+        yield ConfigError("origin.session_token", Hidden(), "needs access_key_id")
     if origin.profile is not None and origin.access_key_id is not None:
-        yield ConfigError("origin.profile", origin.profile, "not together with access_key_id")
+        yield ConfigError("origin.profile", origin.profile, "remove this or access_key_id: both say which key signs")
 
 
 _OF_ROLES = (
@@ -154,7 +156,7 @@ def _named_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
     for i, one in enumerate(settings.origin_credentials):
         key = f"origin_credentials[{i}]"
         if one.name in seen:
-            yield ConfigError(f"{key}.name", one.name, "unique")
+            yield ConfigError(f"{key}.name", one.name, "another of [[origin_credentials]] has this name")
         seen.add(one.name)
         ways = [name for name in ("access_key_id", "profile", "role_arn") if getattr(one, name) is not None]
         if len(ways) != 1:
@@ -164,7 +166,7 @@ def _named_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
             missing = "secret_access_key" if one.secret_access_key is None else "access_key_id"
             yield ConfigError(f"{key}.{missing}", None, "access_key_id and a secret go together")
         if one.session_token is not None and one.access_key_id is None:
-            yield ConfigError(f"{key}.session_token", Hidden(), "only together with access_key_id")
+            yield ConfigError(f"{key}.session_token", Hidden(), "needs access_key_id")
         yield from _role(key, one)
 
 
@@ -173,25 +175,27 @@ def _role(key: str, one: OriginCredentialSettings) -> Iterator[ConfigError]:
         for name in _OF_ROLES:
             if getattr(one, name) is not None:
                 toml = type(one).model_fields[name].alias or name
-                yield ConfigError(f"{key}.{toml}", Hidden(), "only together with role_arn")
+                yield ConfigError(f"{key}.{toml}", Hidden(), "needs role_arn")
         return
     if one.web_identity_token_file is not None:
         for name in ("source_profile", "external_id"):
             if getattr(one, name) is not None:
-                yield ConfigError(f"{key}.{name}", Hidden(), "not together with web_identity_token_file")
+                yield ConfigError(f"{key}.{name}", Hidden(), "remove this or web_identity_token_file")
         if not os.access(one.web_identity_token_file, os.R_OK):
-            yield ConfigError(f"{key}.web_identity_token_file", str(one.web_identity_token_file), "a readable file")
+            yield ConfigError(
+                f"{key}.web_identity_token_file", str(one.web_identity_token_file), "this file cannot be read"
+            )
     try:
         valid_endpoint_url(one.sts_endpoint_url or "")
-    except ValueError as error:  # it came from AWS_ENDPOINT_URL_STS
-        yield ConfigError(f"{key}.sts_endpoint_url", Hidden(), str(error))
+    except ValueError as error:  # the file's value was checked when it was read
+        yield ConfigError(f"{key}.sts_endpoint_url", Hidden(), str(error), "AWS_ENDPOINT_URL_STS")
 
 
 def _buckets(settings: Settings) -> Iterator[ConfigError]:
     seen: set[str] = set()
     for i, bucket in enumerate(settings.buckets):
         if bucket.name in seen:
-            yield ConfigError(f"buckets[{i}].name", bucket.name, "unique")
+            yield ConfigError(f"buckets[{i}].name", bucket.name, "another of [[buckets]] has this name")
         seen.add(bucket.name)
         yield from _certificates(f"buckets[{i}].ca_bundle", bucket.ca_bundle)
 
@@ -205,7 +209,7 @@ def _references_to_origin_credentials(settings: Settings) -> Iterator[ConfigErro
     for table, entries in tables:
         for i, one in enumerate(entries):
             if one.origin_credentials is not None and one.origin_credentials not in names:
-                allowed = f"the name of one of [[origin_credentials]] ({', '.join(sorted(names)) or 'there are none'})"
+                allowed = f"no [[origin_credentials]] have this name (there are: {', '.join(sorted(names)) or 'none'})"
                 yield ConfigError(f"{table}[{i}].origin_credentials", one.origin_credentials, allowed)
 
 
@@ -221,10 +225,12 @@ def _audit_file(settings: Settings) -> Iterator[ConfigError]:
         return
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
         yield ConfigError(
-            "logging.audit_file", str(path), "a file that can be written to, in a directory that is there"
+            "logging.audit_file",
+            str(path),
+            "this file cannot be written: its directory must exist, and both must be writable",
         )
     elif path.is_symlink() or (path.exists() and not path.is_file()):
-        yield ConfigError("logging.audit_file", str(path), "a plain file, and no link")
+        yield ConfigError("logging.audit_file", str(path), "must be a plain file, not a link")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:
@@ -238,31 +244,38 @@ def _certificates(key: str, bundle: PemFile | None) -> Iterator[ConfigError]:
         with bundle.in_memory() as path:
             ssl.create_default_context(cafile=path)
     except (ssl.SSLError, OSError):
-        yield ConfigError(key, str(bundle.path), "a readable file of PEM certificates")
+        yield ConfigError(key, str(bundle.path), "this file cannot be read, or holds no PEM certificates")
 
 
 def _capacity(settings: Settings) -> Iterator[ConfigError]:
     cache = settings.cache
     largest = max(cache.block_size_bytes, *(slot.block_size_bytes or 0 for slot in settings.slots), 0)
     if cache.capacity_bytes < BLOCKS_MIN * largest:
-        yield ConfigError("cache.capacity", cache.capacity_bytes, f"at least {BLOCKS_MIN} blocks of {largest} bytes")
+        yield ConfigError("cache.capacity", format_size(cache.capacity_bytes), _enough_blocks(largest))
     if cache.daily_writes_bytes is not None and cache.daily_writes_bytes < BLOCKS_MIN * largest:
-        allowed = f"at least {BLOCKS_MIN} blocks of {largest} bytes"
-        yield ConfigError("cache.daily_writes", cache.daily_writes_bytes, allowed)
+        yield ConfigError("cache.daily_writes", format_size(cache.daily_writes_bytes), _enough_blocks(largest))
     promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
     if promised > cache.capacity_bytes:
-        allowed = f"all slots together at most cache.capacity ({cache.capacity_bytes} bytes)"
-        yield ConfigError("slots[].capacity", promised, allowed)
+        allowed = f"all slots together may have at most cache.capacity, {format_size(cache.capacity_bytes)}"
+        yield ConfigError("slots[].capacity", format_size(promised), allowed)
+
+
+def _enough_blocks(block_size_bytes: int) -> str:
+    size = format_size(block_size_bytes)
+    return f"at least {format_size(BLOCKS_MIN * block_size_bytes)}: room for {BLOCKS_MIN} blocks of {size}"
 
 
 def _credentials(settings: Settings) -> Iterator[ConfigError]:
     seen: set[str] = set()
     for i, credential in enumerate(settings.credentials):
         if credential.access_key_id in RESERVED_CALLERS:
-            allowed = f"not {', '.join(RESERVED_CALLERS)}, which mean others in metrics and the audit log"
+            allowed = (
+                f"reserved, like {', '.join(RESERVED_CALLERS)}: these mean other callers in metrics and the audit log"
+            )
             yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, allowed)
         if credential.access_key_id in seen:
-            yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, "unique")
+            allowed = "another of [[credentials]] has this key id"
+            yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, allowed)
         seen.add(credential.access_key_id)
 
 
@@ -270,12 +283,12 @@ def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
     names, matched = set[str](), set[tuple[str | None, str | None]]()
     for i, one in enumerate(settings.caller_classes):
         if one.name in names:
-            yield ConfigError(f"caller_classes[{i}].name", one.name, "unique")
+            yield ConfigError(f"caller_classes[{i}].name", one.name, "another of [[caller_classes]] has this name")
         if one.app is not None and one.product is not None:
-            yield ConfigError(f"caller_classes[{i}].product", one.product, "not together with app")
+            yield ConfigError(f"caller_classes[{i}].product", one.product, "remove this or app")
         elif (one.app, one.product) in matched:
             key = "app" if one.app is not None else "product"
-            allowed = "another one than that of other classes; one class at most has neither app nor product"
+            allowed = "another class has the same one; at most one class may have neither app nor product"
             yield ConfigError(f"caller_classes[{i}].{key}", one.app or one.product, allowed)
         names.add(one.name)
         matched.add((one.app, one.product))
@@ -286,17 +299,20 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
     prefixes: set[str] = set()
     for i, slot in enumerate(settings.slots):
         if slot.name in names:
-            yield ConfigError(f"slots[{i}].name", slot.name, "unique, and not default")
+            yield ConfigError(f"slots[{i}].name", slot.name, "another slot has this name")
         if slot.prefix in prefixes:
-            yield ConfigError(f"slots[{i}].prefix", slot.prefix, "unique")
+            yield ConfigError(f"slots[{i}].prefix", slot.prefix, "another slot has this prefix")
         names.add(slot.name)
         prefixes.add(slot.prefix)
         limit, block_size_bytes = slot.capacity_limit_bytes, slot.block_size_bytes or settings.cache.block_size_bytes
         if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
-            yield ConfigError(f"slots[{i}].capacity_limit", limit, "at least capacity, at most cache.capacity")
+            allowed = (
+                f"at least the slot's capacity, {format_size(slot.capacity_bytes or 0)}, and at most cache.capacity, "
+                f"{format_size(settings.cache.capacity_bytes)}"
+            )
+            yield ConfigError(f"slots[{i}].capacity_limit", format_size(limit), allowed)
         elif limit is not None and limit < BLOCKS_MIN * block_size_bytes:
-            allowed = f"at least {BLOCKS_MIN} blocks of {block_size_bytes} bytes"
-            yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
+            yield ConfigError(f"slots[{i}].capacity_limit", format_size(limit), _enough_blocks(block_size_bytes))
         yield from _authorized(f"slots[{i}]", slot)
         yield from _frozen(f"slots[{i}]", slot)
         yield from _written_back(f"slots[{i}]", slot, persistent=settings.cache.persistent)
@@ -305,12 +321,12 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
 def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
     if slot.authorization != "origin":
         if "authorization_ttl_seconds" in slot.model_fields_set:
-            ttl = slot.authorization_ttl_seconds
-            yield ConfigError(f"{key}.authorization_ttl", ttl, 'only with authorization = "origin"')
+            ttl = format_duration(slot.authorization_ttl_seconds)
+            yield ConfigError(f"{key}.authorization_ttl", ttl, 'needs authorization = "origin"')
     elif slot.is_buffered:
         allowed = (
-            f'gateway with write = "{slot.write}"; origin needs write = "through": the origin is to judge each write, '
-            "and what is acknowledged here is flushed with the gateway's own rights"
+            'needs write = "through": the origin is to judge each write, and what this node acknowledges '
+            f'(write = "{slot.write}") is flushed with the gateway\'s own rights'
         )
         yield ConfigError(f"{key}.authorization", slot.authorization, allowed)
 
@@ -318,30 +334,32 @@ def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
 def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
     if slot.consistency != "snapshot":
         if slot.snapshot is not None:
-            yield ConfigError(f"{key}.snapshot", slot.snapshot, 'only with consistency = "snapshot"')
+            yield ConfigError(f"{key}.snapshot", slot.snapshot, 'needs consistency = "snapshot"')
         return
     if slot.snapshot is None:
-        allowed = 'the name of a snapshot, with consistency = "snapshot": make one with forebay snapshot create'
+        allowed = 'consistency = "snapshot" needs the name of one: make it with forebay snapshot create'
         yield ConfigError(f"{key}.snapshot", None, allowed)
     if slot.mode != "read-only":
-        yield ConfigError(f"{key}.mode", slot.mode, 'read-only with consistency = "snapshot"')
+        yield ConfigError(f"{key}.mode", slot.mode, 'must be read-only with consistency = "snapshot"')
     if slot.prefix == "s3://":
-        yield ConfigError(f"{key}.prefix", slot.prefix, 'a bucket, with consistency = "snapshot": s3://bucket/prefix')
+        yield ConfigError(
+            f"{key}.prefix", slot.prefix, 'must name a bucket with consistency = "snapshot": s3://bucket/prefix'
+        )
 
 
 def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator[ConfigError]:
     if not slot.is_buffered:
         return
     if slot.flush != "all" and slot.order == "strict":
-        yield ConfigError(f"{key}.flush", slot.flush, "all with order = strict, which leaves out nothing")
+        yield ConfigError(f"{key}.flush", slot.flush, "must be all with order = strict, which leaves out nothing")
     if not persistent:
         allowed = (
-            f"through; {slot.write} needs cache.persistent = true, by which you say that cache.directory outlives the "
-            "pod and the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
+            "needs cache.persistent = true: you state that cache.directory outlives the pod and a restart of the "
+            "machine, because it holds the only copy of acknowledged writes that are not flushed"
         )
         yield ConfigError(f"{key}.write", slot.write, allowed)
     if slot.mode == "read-only":
-        yield ConfigError(f"{key}.write", slot.write, "through in a read-only slot, which takes no writes")
+        yield ConfigError(f"{key}.write", slot.write, "must be through in a read-only slot, which takes no writes")
 
 
 def _guarantees(settings: Settings) -> Iterator[ConfigError]:
@@ -355,14 +373,18 @@ def _guarantees(settings: Settings) -> Iterator[ConfigError]:
             total += guarantee
             key = f"slots[{i}].{direction}_guarantee"
             if link is None:
-                allowed = f"only where origin.{direction}_bandwidth says what the link bears"
-                yield ConfigError(key, guarantee, allowed)
+                allowed = f"needs origin.{direction}_bandwidth: what the link bears"
+                yield ConfigError(key, _rate(guarantee), allowed)
             elif ceiling is not None and guarantee > ceiling:
-                allowed = f"at most the slot's {direction}_bandwidth ({ceiling} bytes per second)"
-                yield ConfigError(key, guarantee, allowed)
+                allowed = f"at most the slot's {direction}_bandwidth, {_rate(ceiling)}"
+                yield ConfigError(key, _rate(guarantee), allowed)
         if link is not None and link != "auto" and total > link:
-            allowed = f"at most origin.{direction}_bandwidth ({link} bytes per second) for all slots together"
-            yield ConfigError(f"slots[].{direction}_guarantee", total, allowed)
+            allowed = f"all slots together may have at most origin.{direction}_bandwidth, {_rate(link)}"
+            yield ConfigError(f"slots[].{direction}_guarantee", _rate(total), allowed)
+
+
+def _rate(bytes_per_second: int) -> str:
+    return f"{format_size(bytes_per_second)}/s"
 
 
 _INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
@@ -374,20 +396,23 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
             for name in _INDEX_KEYS:
                 if name in slot.model_fields_set:
                     key = type(slot).model_fields[name].alias or name
-                    yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "only together with index = true")
+                    yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "needs index = true")
             continue
         consistency = slot.consistency or ("ttl" if slot.mode == "read-only" else "strict")
         if consistency not in ("ttl", "immutable"):
-            allowed = f"only with consistency = ttl or immutable: with {consistency} no crawl may answer a LIST"
+            allowed = f"needs consistency = ttl or immutable: with {consistency} no crawl may answer a LIST"
             yield ConfigError(f"slots[{i}].index", True, allowed)
         if slot.prefix == "s3://":
-            yield ConfigError(f"slots[{i}].index", True, "only where prefix names a bucket")
+            yield ConfigError(f"slots[{i}].index", True, "needs a prefix that names a bucket")
         refresh = slot.index_refresh_seconds
         if consistency == "ttl" and slot.metadata_ttl_seconds < 2:
-            yield ConfigError(f"slots[{i}].metadata_ttl", slot.metadata_ttl_seconds, "at least 2s with index = true")
+            yield ConfigError(
+                f"slots[{i}].metadata_ttl", format_duration(slot.metadata_ttl_seconds), "at least 2s with index = true"
+            )
         elif consistency == "ttl" and refresh is not None and refresh > slot.metadata_ttl_seconds:
-            allowed = f"at most metadata_ttl ({slot.metadata_ttl_seconds:g} seconds): LIST never answers what is older"
-            yield ConfigError(f"slots[{i}].index_refresh", refresh, allowed)
+            ttl = format_duration(slot.metadata_ttl_seconds)
+            allowed = f"at most metadata_ttl, {ttl}: LIST never answers anything older"
+            yield ConfigError(f"slots[{i}].index_refresh", format_duration(refresh), allowed)
 
 
 def not_in_force(settings: Settings) -> list[str]:
@@ -404,8 +429,8 @@ def not_in_force(settings: Settings) -> list[str]:
     ]
     return [
         *(
-            f"{key} goes first, but nobody can say before whether the link bears all guarantees together: what it "
-            "bears is found out"
+            f"{key} goes first, but nobody can say beforehand whether the link bears all guarantees together: Forebay "
+            "finds out what it bears"
             for key in unchecked
         ),
         *(
@@ -456,24 +481,26 @@ def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> C
     for i, bucket in enumerate(settings.buckets):
         if bucket.endpoint_url != settings.origin.endpoint_url and _is_own_address(settings, bucket.endpoint_url):
             return ConfigError(
-                f"buckets[{i}].endpoint_url", bucket.endpoint_url, "another address than the gateway's own"
+                f"buckets[{i}].endpoint_url",
+                bucket.endpoint_url,
+                "this is the gateway's own address: name where the bucket is",
             )
     for i, one in enumerate(settings.origin_credentials):
         if one.sts_endpoint_url and _is_own_address(settings, one.sts_endpoint_url):
             return ConfigError(
                 f"origin_credentials[{i}].sts_endpoint_url",
                 one.sts_endpoint_url,
-                "another address than the gateway's own, which is no STS",
+                "this is the gateway's own address, and it is no STS: name where STS is",
             )
     if not _is_own_address(settings, settings.origin.endpoint_url):
         return None
     if aws_endpoint_url(environment).rstrip("/") == settings.origin.endpoint_url:
         allowed = (
-            "another address than the gateway's own; it came from AWS_ENDPOINT_URL(_S3), which tells clients where the "
-            "gateway is: set origin.endpoint_url (or FOREBAY_ORIGIN__ENDPOINT_URL) to where the bucket is"
+            f"this is the gateway's own address; {aws_endpoint_variable(environment)} tells clients where the gateway "
+            "is. Set origin.endpoint_url (or FOREBAY_ORIGIN__ENDPOINT_URL) to where the bucket is"
         )
     else:
-        allowed = "another address than the gateway's own"
+        allowed = "this is the gateway's own address: name where the bucket is"
     return ConfigError("origin.endpoint_url", settings.origin.endpoint_url, allowed)
 
 

@@ -87,11 +87,17 @@ def _with_sts(credential: OriginCredentialSettings, environment: Mapping[str, st
     return credential.model_copy(update={"sts_endpoint_url": environment.get("AWS_ENDPOINT_URL_STS") or None})
 
 
+def aws_endpoint_variable(environment: Mapping[str, str]) -> str | None:
+    """The AWS variable that names the endpoint for S3; None: none does."""
+    if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    return next((name for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if environment.get(name)), None)
+
+
 def aws_endpoint_url(environment: Mapping[str, str]) -> str:
     """The endpoint that the AWS variables name for S3, or nothing."""
-    if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return ""
-    return environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+    variable = aws_endpoint_variable(environment)
+    return "" if variable is None else environment[variable]
 
 
 def _aws(region: str) -> str:

@@ -23,7 +23,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.objects import LOCAL_EXPIRY_SECONDS, MARKERS
+from gateway.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
@@ -77,7 +77,7 @@ _WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
 
 
 class CallerClassSettings(CallerLimitSettings):
-    """Callers of one kind, and their limits together. Without `app` and `product`: whom no other class has."""
+    """Callers of one kind, and their limits together. Without `app` and `product`: callers of no other class."""
 
     name: str = setting(
         help="Name in metrics and commands.",
@@ -86,20 +86,20 @@ class CallerClassSettings(CallerLimitSettings):
     )
     app: str | None = setting(
         None,
-        "The class has callers whose User-Agent has the word `app/APP`, as AWS SDKs make it of `AWS_SDK_UA_APP_ID`.",
-        allowed="a word of at most 64 characters; not together with product",
+        "The class has callers whose User-Agent has the word `app/APP`; AWS SDKs add it from `AWS_SDK_UA_APP_ID`.",
+        allowed="a word of at most 64 characters; this or product, not both",
         pattern=_WORD,
     )
     product: str | None = setting(
         None,
         "The class has callers whose User-Agent names this product, such as `rclone` in `rclone/v1.70`.",
-        allowed="a word of at most 64 characters; not together with app",
+        allowed="a word of at most 64 characters; this or app, not both",
         pattern=_WORD,
     )
 
 
 class CredentialSettings(CallerLimitSettings):
-    """A key pair that callers may sign with, what it may touch, and what it may take."""
+    """A key pair that callers may sign with, the prefixes that it may touch, and its limits."""
 
     access_key_id: str = setting(
         help="Key id of the caller.",
@@ -120,8 +120,8 @@ class CredentialSettings(CallerLimitSettings):
     )
     session_token: SecretStr | None = setting(
         None,
-        'Session token of the pair, where it is a temporary one of the origin (`authorization = "origin"`). Callers '
-        "must send it.",
+        'Session token of the pair, if it is a temporary one of the origin (`authorization = "origin"`). Callers must '
+        "send it.",
         allowed="a token",
         min_length=1,
     )
@@ -156,46 +156,46 @@ class OriginCredentialSettings(Section):
     access_key_id: str | None = setting(
         None,
         "Key id for the origin.",
-        allowed="a key id; together with secret_access_key or secret_access_key_file; exactly one of access_key_id, "
-        "profile and role_arn",
+        allowed="a key id; needs secret_access_key or secret_access_key_file; exactly one of access_key_id, profile "
+        "and role_arn",
         min_length=1,
     )
     secret_access_key: SecretStr | None = setting(
-        None, "Secret of the key id.", allowed="a secret; not together with secret_access_key_file", min_length=1
+        None, "Secret of the key id.", allowed="a secret; this or secret_access_key_file, not both", min_length=1
     )
     secret_access_key_file: Path | None = setting(
-        None, "File that holds the secret.", allowed="a readable file; not together with secret_access_key"
+        None, "File that holds the secret.", allowed="a readable file; this or secret_access_key, not both"
     )
     session_token: SecretStr | None = setting(
-        None, "Session token of temporary credentials.", allowed="a token; together with access_key_id", min_length=1
+        None, "Session token of temporary credentials.", allowed="a token; needs access_key_id", min_length=1
     )
     profile: str | None = setting(
         None, "Profile of the AWS configuration files.", allowed="a profile name", min_length=1
     )
     role_arn: str | None = setting(
         None,
-        "Role that the gateway assumes: AssumeRoleWithWebIdentity where web_identity_token_file is given, else "
-        "AssumeRole. What STS lends is asked for anew before it expires.",
+        "Role that the gateway assumes: by AssumeRoleWithWebIdentity with web_identity_token_file, else by AssumeRole. "
+        "Forebay asks for the next key pair before the last one expires.",
         allowed="an ARN such as arn:aws:iam::123456789012:role/train",
         pattern=r"^arn:[^\s:]+:[^\s:]*:[^\s:]*:[^\s:]*:\S+$",
     )
     role_session_name: str | None = setting(
         None,
-        "Name of the role's session, as logs of the account show it. Omitted: forebay.",
-        allowed="2 to 64 letters, digits and _+=,.@-; together with role_arn",
+        "Name of the role's session in the logs of the account. Omitted: forebay.",
+        allowed="2 to 64 letters, digits and _+=,.@-; needs role_arn",
         pattern=r"^[A-Za-z0-9_+=,.@-]{2,64}$",
     )
     external_id: SecretStr | None = setting(
         None,
         "External id that the role's trust policy asks for.",
-        allowed="2 to 1224 characters; together with role_arn, not with web_identity_token_file",
+        allowed="2 to 1224 characters; needs role_arn; not with web_identity_token_file",
         min_length=2,
         max_length=1224,
     )
     role_duration_seconds: DurationSeconds | None = setting(
         None,
-        "How long what STS lends is good. Omitted: what STS gives, an hour.",
-        allowed="15m to 12h; together with role_arn",
+        "How long a key pair of STS is good. Omitted: as long as STS says, an hour.",
+        allowed="15m to 12h; needs role_arn",
         toml="role_duration",
         ge=900,
         le=43_200,
@@ -203,23 +203,23 @@ class OriginCredentialSettings(Section):
     web_identity_token_file: Path | None = setting(
         None,
         "File with the token of an identity provider, such as Kubernetes'; read each time.",
-        allowed="a readable file; together with role_arn",
+        allowed="a readable file; needs role_arn",
     )
     source_profile: str | None = setting(
         None,
         "Profile of the AWS configuration files whose key assumes the role. Omitted: the key of [origin].",
-        allowed="a profile name; together with role_arn, not with web_identity_token_file",
+        allowed="a profile name; needs role_arn; not with web_identity_token_file",
         min_length=1,
     )
     sts_endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] | None = setting(
         None,
         "Where STS is. Omitted: AWS_ENDPOINT_URL_STS, else AWS's own of origin.region.",
-        allowed="http://host[:port] or https://host[:port], without user, path or query; together with role_arn",
+        allowed="http://host[:port] or https://host[:port], without user, path or query; needs role_arn",
     )
 
 
 class BucketSettings(Section):
-    """A bucket of which something differs from `[origin]`: where it is, or with whose key the gateway signs there."""
+    """A bucket that differs from `[origin]`: by where it is, or by the key with which the gateway signs."""
 
     name: str = setting(
         help="Name of the bucket, here and at its home.",
@@ -228,7 +228,7 @@ class BucketSettings(Section):
     )
     endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
         "",
-        "The bucket's home. Omitted: origin.endpoint_url; where that is AWS's own, AWS for the region.",
+        "The bucket's home. Omitted: origin.endpoint_url; if that is AWS's own, AWS's endpoint for the region.",
         allowed="http://host[:port] or https://host[:port], without user, path or query",
     )
     region: str = setting(
@@ -244,8 +244,8 @@ class BucketSettings(Section):
     )
     ca_bundle: PemFileSetting | None = setting(
         None,
-        "PEM certificates trusted for the bucket's home. Omitted: origin.ca_bundle, or, with an endpoint_url, the "
-        "system's.",
+        "PEM certificates that Forebay trusts for the bucket's home. Omitted: origin.ca_bundle; with an endpoint_url, "
+        "the system's.",
         allowed="a readable file",
     )
     origin_credentials: str | None = setting(
@@ -257,7 +257,7 @@ class BucketSettings(Section):
 
 
 class SlotSettings(Section):
-    """A prefix with rights to this node's disk and to the link to the origin."""
+    """A prefix with rules: its rights to this node's disk and to the link to the origin, and how fresh reads are."""
 
     name: str = setting(
         help="Name in metrics and commands.",
@@ -270,8 +270,8 @@ class SlotSettings(Section):
     )
     origin_credentials: str | None = setting(
         None,
-        "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: what signs "
-        "around it, in a slot with a shorter prefix, in the bucket, or for [origin].",
+        "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: those of the "
+        "slot around it (with a shorter prefix), of the bucket, or the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
         pattern=_NAME,
     )
@@ -280,63 +280,63 @@ class SlotSettings(Section):
     )
     authorization: Literal["gateway", "origin"] = setting(
         "gateway",
-        "Who says what a caller may do. `gateway`: `[[credentials]]` alone. `origin`: besides, the bucket is asked in "
-        "the caller's own name, with its key pair of `[[credentials]]`, which must be one of the origin's, too; "
-        "writes, and what is neither read nor listed, go there in the caller's own name.",
+        "Who says what a caller may do. `gateway`: `[[credentials]]` alone. `origin`: the origin, too. Forebay asks it "
+        "in the caller's name before reads and listings, and sends everything else in the caller's name. So the key "
+        "pair in `[[credentials]]` must be one that the origin knows.",
         allowed="gateway or origin; origin needs write = through",
     )
     authorization_ttl_seconds: DurationSeconds = setting(
         "60s",
-        "How long the origin's yes to a caller is believed, of one object or one listing. `0s`: it is asked each time.",
-        allowed="0s to 1h; only with authorization = origin",
+        "How long the origin's yes to a caller counts, for one object or one listing. `0s`: Forebay asks each time.",
+        allowed="0s to 1h; needs authorization = origin",
         toml="authorization_ttl",
         le=3600,
     )
     consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,
-        "When changes made by others at the origin are seen: at once, within metadata_ttl, never once an object was "
-        "looked at, or never at all (`snapshot`: there is what the slot's snapshot has, in these versions, and nothing "
-        "else; the slot is read-only). Omitted: ttl for read-only slots, else strict.",
+        "When the slot shows changes that others make at the origin. `strict`: at once. `ttl`: within metadata_ttl. "
+        "`immutable`: never for an object that Forebay knows. `snapshot`: never; the slot has exactly the objects and "
+        "versions of its snapshot, and is read-only. Omitted: ttl for read-only slots, else strict.",
         allowed="strict, ttl, immutable or snapshot",
     )
     snapshot: str | None = setting(
         None,
         "Name of the snapshot that freezes the slot, made by `forebay snapshot create`; it must cover the prefix.",
-        allowed="a name of letters, digits, `-`, `_`, `.`; at most 64; with consistency = snapshot, and only then",
+        allowed="a name of letters, digits, `-`, `_`, `.`; at most 64; needs consistency = snapshot, which needs it",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     metadata_ttl_seconds: DurationSeconds = setting(
         "60s",
-        "How long answers about objects are believed with consistency = ttl.",
+        "How long Forebay remembers answers about objects with consistency = ttl.",
         allowed="0s to 365d",
         toml="metadata_ttl",
         le=365 * 86400,
     )
     negative_ttl_seconds: DurationSeconds = setting(
         "0s",
-        "How long the absence of an object is believed, unless consistency = strict.",
+        "How long Forebay remembers that an object does not exist, unless consistency = strict.",
         allowed="0s to 365d",
         toml="negative_ttl",
         le=365 * 86400,
     )
     stale_if_unreachable_seconds: DurationSeconds = setting(
         "0s",
-        "How much longer than metadata_ttl an answer is believed while the origin does not answer (consistency = ttl).",
+        "How much longer than metadata_ttl an answer counts while the origin does not answer (consistency = ttl).",
         allowed="0s to 365d",
         toml="stale_if_unreachable",
         le=365 * 86400,
     )
     index: bool = setting(
         False,
-        "Keep a complete listing of the prefix: it is crawled at the start and every index_refresh, LIST is answered "
-        "without the origin, and what others changed is forgotten and dropped from the cache when it is found.",
+        "Keep a complete listing of the prefix. Forebay crawls it at the start and every index_refresh, and answers "
+        "LIST without the origin. When a crawl finds that others changed an object, Forebay drops it from the cache.",
         allowed="true or false; not with consistency = strict, nor with prefix s3://",
     )
     index_refresh_seconds: DurationSeconds | None = setting(
         None,
-        "How often the index is crawled anew. Omitted: every half of metadata_ttl with consistency = ttl; once with "
-        "immutable.",
-        allowed="1s to 365d; at most metadata_ttl with consistency = ttl; only with index = true",
+        "How often Forebay crawls the index anew. Omitted: every half of metadata_ttl with consistency = ttl; only "
+        "once with immutable.",
+        allowed="1s to 365d; at most metadata_ttl with consistency = ttl; needs index = true",
         toml="index_refresh",
         ge=1,
         le=365 * 86400,
@@ -344,15 +344,15 @@ class SlotSettings(Section):
     index_listers: int = setting(
         32,
         "LIST requests to the origin at the same time during a crawl.",
-        allowed="1 to 256; only with index = true",
+        allowed="1 to 256; needs index = true",
         ge=1,
         le=256,
     )
     index_inventory: S3ObjectUrl | None = setting(
         None,
-        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. Needs "
+        "manifest.json of an S3 Inventory of the prefix, with which the first crawl begins. It needs "
         "`pip install 'forebay[inventory]'`.",
-        allowed="s3://bucket/path/manifest.json; only with index = true",
+        allowed="s3://bucket/path/manifest.json; needs index = true",
     )
     capacity_bytes: SizeBytes | None = setting(
         None,
@@ -363,15 +363,15 @@ class SlotSettings(Section):
     )
     capacity_limit_bytes: SizeBytes | None = setting(
         None,
-        "The slot may borrow idle room up to here.",
+        "The slot may borrow idle room of others up to this size.",
         allowed="at least capacity, at most cache.capacity",
         toml="capacity_limit",
         gt=0,
     )
     block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] | None = setting(
         None,
-        "Objects of the slot are cached in blocks of this size. Omitted: cache.block_size. Blocks of another size, "
-        "cached before a change, are not found again and leave in time.",
+        "Forebay caches objects of the slot in blocks of this size. Omitted: cache.block_size. After a change it does "
+        "not find blocks of another size any more, and evicts them in time.",
         allowed="a power of two, 64KiB to 64MiB",
         toml="block_size",
         ge=64 * 2**10,
@@ -379,13 +379,13 @@ class SlotSettings(Section):
     )
     eviction: Annotated[Literal["epoch", "lru"], BeforeValidator(_known_eviction)] = setting(
         "epoch",
-        "Which blocks leave first when room is needed. `epoch`: what is not about to be read again, as far as what is "
-        "read again tells. `lru`: what was read longest ago.",
+        "Which blocks Forebay evicts first. `epoch`: those that it expects to be read again last, by what was read "
+        "again so far. `lru`: those that were read longest ago.",
         allowed="epoch or lru",
     )
     kept_object_bytes_max: SizeBytes | None = setting(
         None,
-        "Larger objects are served and not kept. Omitted: objects of every size are.",
+        "Forebay serves larger objects and does not cache them. Omitted: it caches objects of every size.",
         allowed='a size, such as "10GiB"',
         toml="kept_object_size",
         gt=0,
@@ -404,116 +404,117 @@ class SlotSettings(Section):
     )
     read_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
-        "What the slot's reads from the origin get of the link at least, whenever they want it, whatever others want.",
-        allowed="at least 64KiB/s; at most read_bandwidth; with origin.read_bandwidth, and all together at most that",
+        "Bandwidth of the link that the slot's reads get at least, whenever they want it, whatever other slots want.",
+        allowed="at least 64KiB/s; at most read_bandwidth; needs origin.read_bandwidth; all together at most that",
         toml="read_guarantee",
     )
     write_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
-        "The same of writes to the origin.",
-        allowed="at least 64KiB/s; at most write_bandwidth; with origin.write_bandwidth, and all together at most that",
+        "The same for writes to the origin.",
+        allowed="at least 64KiB/s; at most write_bandwidth; needs origin.write_bandwidth; all together at most that",
         toml="write_guarantee",
     )
     weight: int = setting(
         1,
-        "The slot's part of a contended link, in proportion to that of the other slots that want more of it, in each "
-        "direction. The slot `default` has 1.",
-        allowed="1 to 1000; in force where origin.read_bandwidth or write_bandwidth says what the link bears",
+        "The slot's part of a full link in each direction, in proportion to the weights of the other slots that want "
+        "more of it. The slot `default` has 1.",
+        allowed="1 to 1000; has an effect only with origin.read_bandwidth or origin.write_bandwidth",
         ge=1,
         le=1000,
     )
     write: Literal["through", "back", "scratch"] = setting(
         "through",
-        "When a write is acknowledged. `through`: when the origin has it. `back`: when this node's disk has it, "
-        "synced: the origin gets it in the background. `scratch`: the same, but the origin never gets it: it is lost "
-        "with the disk, and removed after scratch_expiry, or for room.",
+        "When Forebay acknowledges a write. `through`: when the origin has it. `back`: when this node's disk has it, "
+        "synced; Forebay sends it to the origin in the background. `scratch`: the same, but Forebay never sends it: it "
+        "is lost with the disk, and removed after scratch_expiry or for room.",
         allowed="through, back or scratch; back and scratch need cache.persistent = true and mode = read-write",
     )
     buffer_bytes: SizeBytes | None = setting(
         None,
-        "Disk space, besides cache.capacity, for acknowledged writes that the origin does not have yet. Omitted: a "
-        "quarter of cache.capacity, divided by the number of slots with write = back; 64MiB where that is more; less "
-        "where the disk has no room for it.",
-        allowed='at least 8MiB, such as "500GiB"; with write = back, and only then',
+        "Disk space, in addition to cache.capacity, for acknowledged writes that the origin does not have yet. "
+        "Omitted: a quarter of cache.capacity, divided by the number of slots with a buffer; at least 64MiB; less if "
+        "the disk has no room for it.",
+        allowed='at least 8MiB, such as "500GiB"; needs write = back or scratch',
         toml="buffer",
         ge=BUFFER_BYTES_MIN,
     )
     buffer_full: Literal["through", "slow-down"] = setting(
         "through",
-        "What becomes of writes while the buffer is full. `through`: they are acknowledged when the origin has them. "
-        "`slow-down`: they wait up to 20 seconds for room, then are answered 503 SlowDown.",
-        allowed="through or slow-down; only with write = back",
+        "What happens to writes while the buffer is full. `through`: Forebay acknowledges them when the origin has "
+        "them. `slow-down`: they wait up to 20 seconds for room, then get 503 SlowDown.",
+        allowed="through or slow-down; needs write = back",
     )
     exposure_bytes_max: SizeBytes | None = setting(
         None,
-        "While more than this is on this node only, writes go through. Omitted: no limit but the buffer's.",
-        allowed='a size, such as "50GiB"; only with write = back',
+        "While this node has more acknowledged bytes than this that the origin lacks, writes go through. Omitted: the "
+        "buffer is the only limit.",
+        allowed='a size, such as "50GiB"; needs write = back',
         toml="exposure",
         gt=0,
     )
     exposure_age_seconds_max: DurationSeconds | None = setting(
         None,
-        "While a write that was acknowledged longer ago than this has not reached the origin, writes go through. "
+        "While a write that Forebay acknowledged longer ago than this has not reached the origin, writes go through. "
         "Omitted: no limit.",
-        allowed="1s to 365d; only with write = back",
+        allowed="1s to 365d; needs write = back",
         toml="exposure_age",
         ge=1,
         le=365 * 86400,
     )
     order: Literal["markers", "strict"] = setting(
         "markers",
-        "In which order writes reach the origin. `markers`: the oldest first, many at once, but markers wait "
-        "until what was acknowledged before them under their directory is there. `strict`: one by one, as they "
-        "were acknowledged; nothing that was overwritten is left out.",
-        allowed="markers or strict; only with write = back",
+        "In which order writes reach the origin. `markers`: the oldest first, many at once; a marker waits until the "
+        "origin has all writes under its directory that were acknowledged before it. `strict`: one by one, as they "
+        "were acknowledged, also those that were overwritten since.",
+        allowed="markers or strict; needs write = back",
     )
     markers: list[str] = setting(
         list(MARKERS),
-        "Names (the last part of a key's path) of objects by which readers know that others are complete, such as a "
+        "Names (the last part of a key's path) of objects that tell readers that others are complete, such as a "
         "checkpoint's manifest.",
-        allowed='a list of names, with * and ?, such as ["*.index.json"]; only with write = back',
+        allowed='a list of names, with * and ?, such as ["*.index.json"]; needs write = back',
     )
     checkpoints: list[CheckpointPatternText] | None = setting(
         None,
         "Which keys make one checkpoint: patterns of keys in the bucket with `{step}` and, behind it, `{rank}`; "
-        "`built-in` stands for the known layouts. Omitted: these alone. `[]`: nothing is grouped.",
-        allowed='a list such as ["built-in", "runs/*/step-{step}/"]; only with write = back',
+        "`built-in` stands for the known layouts. Omitted: only these. `[]`: Forebay groups nothing.",
+        allowed='a list such as ["built-in", "runs/*/step-{step}/"]; needs write = back or scratch',
     )
     manifests: Literal["checked", "in-order"] = setting(
         "checked",
-        "Whether markers that name files wait until the bucket has each of them, also those of other nodes. `checked`: "
-        "PyTorch's .metadata, *.index.json, DeepSpeed's latest, Megatron's latest_checkpointed_iteration.txt. "
-        "`in-order`: they wait for what this node has acknowledged before them, and for nothing else.",
-        allowed="checked or in-order; only with write = back",
+        "Whether markers that name files wait until the bucket has each of these, also those of other nodes. "
+        "`checked`: PyTorch's .metadata, *.index.json, DeepSpeed's latest and Megatron's "
+        "latest_checkpointed_iteration.txt do. `in-order`: they wait only for what this node acknowledged before them.",
+        allowed="checked or in-order; needs write = back",
     )
     upload_expiry_seconds: DurationSeconds = setting(
         "1d",
-        "A multipart upload of which no part has come for so long is ended, here and at the origin.",
-        allowed="10m to 365d; only with write = back",
+        "Forebay ends a multipart upload of which no part has come for this long, here and at the origin.",
+        allowed="10m to 365d; needs write = back or scratch",
         toml="upload_expiry",
         ge=600,
         le=365 * 86400,
     )
     flush: Annotated[str, AfterValidator(_flush_rule)] = setting(
         "all",
-        "Which checkpoints reach the origin. `all`. `latest`: what is not sent yet of one is not sent any more once a "
-        "newer one of its run is there. `every-5th`: the same, but each fifth of a run, as they were begun, is sent in "
-        "any case. Objects of no checkpoint always are.",
-        allowed="all, latest, or every-Nth with N from 2 to 1000; only with write = back; all with order = strict",
+        "Which checkpoints Forebay sends to the origin. `all`. `latest`: it stops sending one when the origin has a "
+        "newer one of the same run. `every-5th`: the same, but it sends each fifth of a run, as they were begun, in "
+        "any case. It always sends objects of no checkpoint.",
+        allowed="all, latest, or every-Nth with N from 2 to 1000; needs write = back; must be all with order = strict",
     )
     scratch_expiry_seconds: DurationSeconds = setting(
         f"{int(LOCAL_EXPIRY_SECONDS // 86_400)}d",
-        "How long what is not to be sent is kept here, because of `write` or `flush`; less where room is needed.",
-        allowed="1m to 365d; only with write = scratch, or with flush",
+        "How long this node keeps what Forebay does not send because of `write` or `flush`; less if it needs the room.",
+        allowed="1m to 365d; needs write = scratch, or flush",
         toml="scratch_expiry",
         ge=60,
         le=365 * 86400,
     )
     keep_last: int | None = setting(
         None,
-        "Of each run so many checkpoints, the newest, stay in the cache when they are at the origin: nothing else "
-        "evicts them. Omitted: they are evicted like all else.",
-        allowed="1 to 10000; only with write = back",
+        "The newest N complete checkpoints of each run stay in the cache once they are there: nothing else evicts "
+        "them. Omitted: Forebay evicts them like everything else.",
+        allowed="1 to 10000; needs write = back",
         ge=1,
         le=10_000,
     )

@@ -77,7 +77,9 @@ def _about_unknown(variable: str, name: str, text: str) -> str:
         for key in toml_names(model) if model else ():
             if name == f"{table}_{key}".upper():
                 spelling = f"{PREFIX}{table}__{key}".upper()
-                raise ConfigError(variable, shown(key, text), f"two underscores between table and key: {spelling}")
+                raise ConfigError(
+                    variable, shown(key, text), f"write two underscores between table and key: {spelling}"
+                )
     return f"{variable} is not a setting and is ignored (settings are spelt like FOREBAY_SERVER__PORT)"
 
 
@@ -88,7 +90,9 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
         if isinstance(here, list):
             here = _place_in(here, variable, part, text, last=following is None)
         elif not isinstance(here, dict):
-            raise ConfigError(variable, shown(path[-1], text), "the file has a plain value where this needs a table")
+            raise ConfigError(
+                variable, shown(path[-1], text), "the file has a plain value where this variable needs a table"
+            )
         elif following is None:
             here[part] = _value(variable, path, text)
         else:
@@ -97,10 +101,10 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
 
 def _place_in(entries: list[Any], variable: str, part: str, text: str, *, last: bool) -> Any:
     if not part.isdecimal() or int(part) > len(entries):
-        allowed = f"a number in the list: 0 to {len(entries)}, as there are {len(entries)} entries so far"
+        allowed = f"the number in its name must be 0 to {len(entries)}: there are {len(entries)} entries so far"
         raise ConfigError(variable, Hidden(), allowed)
     if last:
-        raise ConfigError(variable, Hidden(), "a key within the entry, such as FOREBAY_SLOTS__0__NAME")
+        raise ConfigError(variable, Hidden(), "name a key within the entry, as in FOREBAY_SLOTS__0__NAME")
     if int(part) == len(entries):
         entries.append({})
     return entries[int(part)]
@@ -115,7 +119,7 @@ def _value(variable: str, path: list[str], text: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(variable, Hidden(), f"a JSON list ({error.msg} at {error.pos})") from None
+        raise ConfigError(variable, Hidden(), f"must be a JSON list ({error.msg} at {error.pos})") from None
 
 
 def _is_list(path: list[str]) -> bool:

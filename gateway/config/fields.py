@@ -127,7 +127,7 @@ def checkpoint_pattern(value: str) -> str:
         if value != BUILT_IN:
             parse_pattern(value)
     except ValueError as error:
-        raise NoPattern(str(error)) from error
+        raise NoPattern(str(error).removeprefix(f"{value!r}: ")) from error  # the problem names it already
     return value
 
 

@@ -22,5 +22,5 @@ def content_of(path: Path, bytes_max: int) -> bytes:
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
-        raise FileTooLarge(f"a file of at most {bytes_max} bytes")
+        raise FileTooLarge(f"it has more than {bytes_max} bytes")
     return content

@@ -7,7 +7,7 @@ key of the first `[[credentials]]`; lists are JSON or comma separated; `FOREBAY_
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from pydantic import SecretStr, ValidationError
 
 from gateway.config.buffers import not_fitting, not_lasting
 from gateway.config.checks import check, not_in_force, not_protected
-from gateway.config.defaults import complete
+from gateway.config.defaults import aws_endpoint_variable, complete
 from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
 from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
-from gateway.config.problems import SettingsError, problems_of
+from gateway.config.problems import SettingsError, problems_of, with_tables_around
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 from gateway.pem import PemFile
@@ -46,12 +46,32 @@ def load_settings(
     Raises SettingsError with all problems found.
     """
     document = read_document(path) if path is not None else {}
+    in_file = list(_keys(document))
     warnings, sources = merge_environment(document, environment)
+    for key in in_file:
+        if not any(above in sources for above in with_tables_around(key)):
+            sources[key] = str(path)
+    variable = aws_endpoint_variable(environment)
+    if variable is not None:
+        sources.setdefault("origin.endpoint_url", variable)
     try:
         loaded = _loaded(document, environment, more_slots, running)
     except SettingsError as error:
         raise error.with_sources(sources) from None
     return replace(loaded, warnings=(*warnings, *loaded.warnings))
+
+
+def _keys(value: object, key: str = "") -> Iterator[str]:
+    """Dotted keys of all values of a document, and of the tables in lists."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _keys(one, f"{key}.{name}" if key else name)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        for i, one in enumerate(value):
+            yield f"{key}[{i}]"
+            yield from _keys(one, f"{key}[{i}]")
+    else:
+        yield key
 
 
 def _loaded(
@@ -81,10 +101,12 @@ def read_document(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(content_of(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
-        raise SettingsError([ConfigError("config", str(path), f"a readable file ({error.strerror})")]) from error
+        problem = f"the configuration {path} cannot be read"
+        raise SettingsError([ConfigError("config", str(path), str(error.strerror), problem=problem)]) from error
     except (ValueError, RecursionError) as error:
         # No TOML, no UTF-8, numbers of thousands of digits, deep nesting; or a file too large to be it.
-        raise SettingsError([ConfigError("config", str(path), f"a TOML file ({error})")]) from None
+        problem = f"the configuration {path} is not TOML"
+        raise SettingsError([ConfigError("config", str(path), str(error), problem=problem)]) from None
 
 
 def _validated(document: dict[str, object]) -> Settings:
@@ -169,19 +191,21 @@ def _secret(key: str, given: SecretStr | None, file: Path | None, problems: list
     if file is None:
         return given
     if given is not None:
-        problems.append(ConfigError(f"{key}_file", str(file), f"not together with {key}"))
+        problems.append(ConfigError(f"{key}_file", str(file), f"remove this or {key.rpartition('.')[2]}"))
         return given
     try:
         text = content_of(file, SECRET_BYTES_MAX).decode().strip()
     except (OSError, UnicodeDecodeError, FileTooLarge) as error:
-        problems.append(ConfigError(f"{key}_file", str(file), f"a readable file ({type(error).__name__})"))
+        # An error of decoding repeats what is in the file.
+        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        problems.append(ConfigError(f"{key}_file", str(file), f"this file cannot be read ({why})"))
         return None
     if not text:
-        problems.append(ConfigError(f"{key}_file", str(file), "a file that is not empty"))
+        problems.append(ConfigError(f"{key}_file", str(file), "this file is empty"))
     return SecretStr(text)
 
 
 def _missing_secrets(credentials: Sequence[CredentialSettings], problems: Sequence[ConfigError]) -> list[ConfigError]:
     reported = {problem.key.removesuffix("_file") for problem in problems}
     keys = [f"credentials[{i}].secret_access_key" for i, one in enumerate(credentials) if one.secret_access_key is None]
-    return [ConfigError(key, None, "a secret, or secret_access_key_file") for key in keys if key not in reported]
+    return [ConfigError(key, None, "give it, or secret_access_key_file") for key in keys if key not in reported]

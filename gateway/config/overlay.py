@@ -59,9 +59,9 @@ def with_overlay(
     if opened:
         told = "; ".join(warning for warning in found.warnings if warning not in loaded.warnings)
         allowed = (
-            f"slots that can be beside the configuration: without them their prefixes would be open to more callers "
-            f"({told}). Mend the configuration, or remove them: over the admin port while the gateway runs, else by "
-            f"moving {loaded.settings.cache.directory / NAME} away"
+            f"these slots do not fit the configuration, and without them their prefixes would be open to more callers "
+            f"({told}). Change the configuration, or remove the slots: over the admin port while the gateway runs, "
+            f"else by moving {loaded.settings.cache.directory / NAME} away"
         )
         raise SettingsError(
             [ConfigError("slots (set over the admin port)", [slot["name"] for slot in opened], allowed)]
@@ -122,12 +122,12 @@ def read_overlay(directory: Path) -> list[SlotTable]:
         slots = document["slots"]
         if document["format"] == FORMAT and document["checksum"] == _checksum(slots):
             return list(slots)
-        problem = f"damaged, or of another version than {FORMAT!r}"
+        problem = f"it is damaged, or of another version than {FORMAT!r}"
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (ValueError, KeyError, TypeError):
-        problem = "damaged"
-    allowed = f"a file that this version has written ({problem}): move it away, and set its slots again"
+        problem = "it is damaged"
+    allowed = f"this file cannot be used ({problem}): move it away, and set its slots again"
     raise SettingsError([ConfigError("slots (set over the admin port)", str(path), allowed)])
 
 

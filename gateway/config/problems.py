@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -27,15 +27,22 @@ class SettingsError(ForebayError):
         self.problems = tuple(problems)
 
     def with_sources(self, sources: Mapping[str, str]) -> SettingsError:
-        """The same, each problem with what `sources` name for its key or for the table around it."""
+        """The same, each problem with what `sources` name for its key or for the nearest table around it."""
         return SettingsError([_with_source(problem, sources) for problem in self.problems])
 
 
 def _with_source(problem: ConfigError, sources: Mapping[str, str]) -> ConfigError:
-    above = [key for key in sources if problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))]
-    if problem.source is not None or not above:
+    source = next((sources[key] for key in with_tables_around(problem.key) if key in sources), None)
+    if problem.source is not None or source is None:
         return problem
-    return ConfigError(problem.key, problem.value, problem.allowed, sources[max(above, key=len)])
+    return ConfigError(problem.key, problem.value, problem.allowed, source, problem.problem)
+
+
+def with_tables_around(key: str) -> Iterator[str]:
+    """`slots[1].prefix` -> itself, `slots[1]`, `slots`."""
+    while key:
+        yield key
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
 
 
 class Hidden:
@@ -66,14 +73,14 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     key = dotted(detail["loc"])
     if detail["type"] == "extra_forbidden":
         # Its value is not shown: a misspelt name may stand in front of a secret.
-        return ConfigError(key, Hidden(), _unknown(detail["loc"]))
+        return ConfigError(key, Hidden(), _known(detail["loc"]), problem=f"{key} is not a setting")
     cause = detail.get("ctx", {}).get("error")
     says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
     allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
     if isinstance(cause, UnknownUnit):
         allowed = f"{allowed}; {cause.why}"
     if detail["type"] == "missing":
-        return ConfigError(key, None, f"missing; {allowed}")
+        return ConfigError(key, None, allowed)
     return ConfigError(key, shown(key, detail["input"]), allowed)
 
 
@@ -82,12 +89,12 @@ def dotted(location: Sequence[int | str]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
 
 
-def _unknown(location: Sequence[int | str]) -> str:
+def _known(location: Sequence[int | str]) -> str:
     model = _model_at(location[:-1])
     names = toml_names(model) if model else []
     close = difflib.get_close_matches(str(location[-1]), names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"not a setting; {hint}known here: {', '.join(names)}"
+    return f"{hint}known here: {', '.join(names)}"
 
 
 def toml_names(model: type[BaseModel]) -> list[str]:

@@ -34,7 +34,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.objects import Homes
+from gateway.model import Homes
 
 
 class ServerSettings(Section):
@@ -42,12 +42,14 @@ class ServerSettings(Section):
 
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on. Any but a loopback address needs `[[credentials]]`, or `insecure = true`.",
+        "Address to listen on. An address that is not loopback needs `[[credentials]]`, or `insecure = true`.",
         allowed="an address or host name of this machine",
         min_length=1,
     )
     port: Port = setting(9000, "TCP port of the S3 endpoint.", allowed=PORT)
-    workers: int = setting(1, "Processes that serve S3; one per core or two.", allowed="1 to 256", ge=1, le=256)
+    workers: int = setting(
+        1, "Processes that serve S3; one for each core, or for two.", allowed="1 to 256", ge=1, le=256
+    )
     base_domains: list[HostName] = setting(
         [],
         "Domains under which `bucket.domain` names a bucket (virtual-hosted style).",
@@ -56,20 +58,20 @@ class ServerSettings(Section):
     certificate_file: PemFileSetting | None = setting(
         None,
         "PEM certificate chain: https instead of http on the S3 port.",
-        allowed="a readable file; together with key_file",
+        allowed="a readable file; needs key_file",
     )
     key_file: PemFileSetting | None = setting(
-        None, "PEM private key of the certificate.", allowed="a readable file; together with certificate_file"
+        None, "PEM private key of the certificate.", allowed="a readable file; needs certificate_file"
     )
     insecure: bool = setting(
         False,
-        "Listen on any address even though requests are not checked against `[[credentials]]`.",
+        "Listen on any address, although there are no `[[credentials]]` to check requests against.",
         allowed="true or false",
     )
     allow_unsigned: bool = setting(
         False,
         "Serve requests that carry no signature, with the gateway's own rights.",
-        allowed="true or false; not true together with `[[credentials]]`",
+        allowed="true or false; must be false with `[[credentials]]`",
     )
     allow_signature_v2: bool = setting(
         True,
@@ -105,7 +107,7 @@ class ServerSettings(Section):
     )
     caller_wait_seconds: DurationSeconds = setting(
         "5s",
-        "How long a request waits for room under the limits of its credential and class until it is answered 503 "
+        "How long a request waits for room under the limits of its credential and class. After that it gets 503 "
         "SlowDown.",
         allowed="0s to 60s",
         toml="caller_wait",
@@ -113,7 +115,7 @@ class ServerSettings(Section):
         le=60,
     )
     max_header_bytes: SizeBytes = setting(
-        "64KiB", "Cap on the head of a request.", allowed="8KiB to 1MiB", ge=8 * 2**10, le=2**20
+        "64KiB", "The longest head of a request that is accepted.", allowed="8KiB to 1MiB", ge=8 * 2**10, le=2**20
     )
 
 
@@ -122,19 +124,19 @@ class AdminSettings(Section):
 
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on. Any but a loopback address needs `token`, or `insecure = true`.",
+        "Address to listen on. An address that is not loopback needs `token`, or `insecure = true`.",
         allowed="an address or host name of this machine",
         min_length=1,
     )
     port: Port = setting(9001, "TCP port of the admin endpoint.", allowed=PORT)
     token: SecretStr | None = setting(
         None,
-        "Bearer token that every admin request must carry, /healthz and /readyz excepted.",
-        allowed="at least 16 characters; not together with token_file",
+        "Bearer token that every admin request must carry, except /healthz and /readyz.",
+        allowed="at least 16 characters; this or token_file, not both",
         min_length=16,
     )
     token_file: Path | None = setting(
-        None, "File that holds the token.", allowed="a readable file; not together with token"
+        None, "File that holds the token.", allowed="a readable file; this or token, not both"
     )
     insecure: bool = setting(False, "Listen on any address without a token.", allowed="true or false")
 
@@ -161,52 +163,53 @@ class OriginSettings(Section):
     access_key_id: str | None = setting(
         None,
         "Key id for the origin. Omitted: the usual AWS chain (environment, profile, web identity, instance).",
-        allowed="a key id; together with secret_access_key or secret_access_key_file",
+        allowed="a key id; needs secret_access_key or secret_access_key_file",
         min_length=1,
     )
     secret_access_key: SecretStr | None = setting(
-        None, "Secret of the key id.", allowed="a secret; not together with secret_access_key_file", min_length=1
+        None, "Secret of the key id.", allowed="a secret; this or secret_access_key_file, not both", min_length=1
     )
     secret_access_key_file: Path | None = setting(
-        None, "File that holds the secret.", allowed="a readable file; not together with secret_access_key"
+        None, "File that holds the secret.", allowed="a readable file; this or secret_access_key, not both"
     )
     session_token: SecretStr | None = setting(
-        None, "Session token of temporary credentials.", allowed="a token; together with access_key_id", min_length=1
+        None, "Session token of temporary credentials.", allowed="a token; needs access_key_id", min_length=1
     )
     profile: str | None = setting(
         None,
         "Profile of the AWS configuration files.",
-        allowed="a profile name; not together with access_key_id",
+        allowed="a profile name; this or access_key_id, not both",
         min_length=1,
     )
     require_credentials: bool = setting(
         True,
-        "End the start where no key for the origin is found. false: start without, and go on looking for one.",
+        "Refuse to start without a key for the origin. false: start without one, and continue to look for it.",
         allowed="true or false",
     )
     ca_bundle: PemFileSetting | None = setting(
-        None, "PEM certificates trusted for the origin instead of the system's.", allowed="a readable file"
+        None, "PEM certificates that Forebay trusts for the origin, instead of the system's.", allowed="a readable file"
     )
     proxy: SecretStr | None = setting(
         None,
-        "HTTP proxy towards the origin; hidden because it may carry a password.",
+        "HTTP proxy to the origin. Forebay never shows it, because it may contain a password.",
         allowed="http://[user:password@]host:port",
     )
     read_bandwidth_bytes_per_second: LinkBandwidth | None = setting(
         None,
-        "Ceiling on reads of all slots together: what the link bears. `auto`: that is found out. Omitted: no limit.",
+        "Ceiling on reads of all slots together: what the link bears. `auto`: Forebay finds it out. Omitted: no limit.",
         allowed='at least 64KiB/s, such as "10GiB/s", or "auto"',
         toml="read_bandwidth",
     )
     write_bandwidth_bytes_per_second: LinkBandwidth | None = setting(
         None,
-        "Ceiling on writes of all slots together: what the link bears. `auto`: that is found out. Omitted: no limit.",
+        "Ceiling on writes of all slots together: what the link bears. `auto`: Forebay finds it out. Omitted: no "
+        "limit.",
         allowed='at least 64KiB/s, such as "1.25GiB/s", or "auto"',
         toml="write_bandwidth",
     )
     connect_timeout_seconds: DurationSeconds = setting(
         "5s",
-        "How long a connection to the origin may take; no longer than six tenths of `first_byte_timeout`.",
+        "How long connecting to the origin may take; at most six tenths of `first_byte_timeout` count.",
         allowed="100ms to 5m",
         toml="connect_timeout",
         ge=0.1,
@@ -214,8 +217,8 @@ class OriginSettings(Section):
     )
     first_byte_timeout_seconds: DurationSeconds = setting(
         "8s",
-        "How long a HEAD, or a GET of an object, waits for its answer to begin; and in what time an origin that "
-        "accepts connections and says nothing is found out, whatever it is asked for.",
+        "How long a HEAD, or a GET of an object, waits for its answer to begin. Within this time Forebay also finds "
+        "out that an origin accepts connections and says nothing, whatever the request.",
         allowed="500ms to 60s",
         toml="first_byte_timeout",
         ge=0.5,
@@ -223,7 +226,7 @@ class OriginSettings(Section):
     )
     stall_timeout_seconds: DurationSeconds = setting(
         "5s",
-        "A body that is being read, LIST included, is given up when less than 1 KiB of it comes in this time.",
+        "Forebay gives up reading a body, also of a LIST, when less than 1 KiB of it comes in this time.",
         allowed="500ms to 60s",
         toml="stall_timeout",
         ge=0.5,
@@ -231,7 +234,7 @@ class OriginSettings(Section):
     )
     read_timeout_seconds: DurationSeconds = setting(
         "60s",
-        "How long an origin that answers others may be silent over a write.",
+        "How long an origin that answers other requests may be silent during a write.",
         allowed="100ms to 1h",
         toml="read_timeout",
         ge=0.1,
@@ -239,7 +242,7 @@ class OriginSettings(Section):
     )
     slow_timeout_seconds: DurationSeconds = setting(
         "5m",
-        "The same over what takes S3 minutes: CompleteMultipartUpload, copies, LIST, DeleteObjects.",
+        "The same for requests that take S3 minutes: CompleteMultipartUpload, copies, LIST, DeleteObjects.",
         allowed="1s to 1h",
         toml="slow_timeout",
         ge=1,
@@ -247,8 +250,8 @@ class OriginSettings(Section):
     )
     connection_wait_seconds: DurationSeconds = setting(
         "20s",
-        "How long a request waits for a free connection, or for its turn where the origin refuses requests for their "
-        "number, until it is answered 503 SlowDown.",
+        "How long a request waits for a free connection, or for its turn when the origin refuses requests because "
+        "there are too many. After that it gets 503 SlowDown.",
         allowed="100ms to 5m",
         toml="connection_wait",
         ge=0.1,
@@ -256,14 +259,18 @@ class OriginSettings(Section):
     )
     max_connections: int = setting(
         256,
-        "Connections to the origin at work, per worker. One access key has three quarters of them at most, and half of "
+        "Connections to the origin in use, per worker. One access key gets at most three quarters of them, and half of "
         "them for uploads.",
         allowed="1 to 10000",
         ge=1,
         le=10_000,
     )
     max_attempts: int = setting(
-        4, "Tries of one request that may be repeated, the first included.", allowed="1 to 20", ge=1, le=20
+        4,
+        "How often Forebay tries a request that may be repeated, the first time included.",
+        allowed="1 to 20",
+        ge=1,
+        le=20,
     )
 
 
@@ -272,18 +279,18 @@ class CacheSettings(Section):
 
     directory: Path = setting(
         Path(),
-        "Directory of this gateway alone, mode 0700. Omitted: $XDG_CACHE_HOME/forebay or ~/.cache/forebay.",
+        "Directory that only this gateway uses, mode 0700. Omitted: $XDG_CACHE_HOME/forebay or ~/.cache/forebay.",
         allowed="a directory on a local disk",
     )
     capacity_bytes: SizeBytes = setting(
         0,
-        "Bytes that cached blocks may take. Omitted: half of what the file system has for it.",
+        "Bytes that cached blocks may take. Omitted: half of what the file system has free or the cache already holds.",
         allowed='at least 8 blocks, such as "1TiB"',
         toml="capacity",
     )
     block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] = setting(
         "8MiB",
-        "Objects are cached in blocks of this size.",
+        "Forebay caches objects in blocks of this size.",
         allowed="a power of two, 64KiB to 64MiB",
         toml="block_size",
         ge=64 * 2**10,
@@ -291,8 +298,8 @@ class CacheSettings(Section):
     )
     packed_bytes_max: SizeBytes = setting(
         "1MiB",
-        "Blocks of at most this size, small objects above all, are packed together in segment files of up to 16 MiB; "
-        "0 gives every block a file of its own.",
+        "Forebay packs blocks of at most this size, mostly small objects, into segment files of up to 16 MiB. 0 gives "
+        "every block a file of its own.",
         allowed="0 to 1MiB",
         toml="packed_size",
         ge=0,
@@ -300,20 +307,20 @@ class CacheSettings(Section):
     )
     daily_writes_bytes: SizeBytes | None = setting(
         None,
-        "What may be written to the disk in a day (UTC) to keep what was missing: the disk's endurance. What comes "
-        "beyond it is served and not kept. Omitted: no bound.",
+        "Bytes that Forebay may write to the disk in a day (UTC) to cache what was missing: the disk's endurance. "
+        "Beyond it, Forebay serves objects and does not cache them. Omitted: no limit.",
         allowed='at least 8 blocks, such as "2TiB"',
         toml="daily_writes",
         gt=0,
     )
     persistent: bool = setting(
         False,
-        "The directory outlives the pod or the machine's restart; write-back needs it.",
+        "You state that the directory outlives the pod and a restart of the machine. Write-back needs that.",
         allowed="true or false",
     )
     readahead_bytes: SizeBytes = setting(
         "256MiB",
-        "Most that is fetched ahead of one sequential reader; the window grows up to it. 0 for none.",
+        "How far Forebay fetches ahead of one sequential reader at most; the window grows up to it. 0: not at all.",
         allowed="0 to 4GiB",
         toml="readahead",
         ge=0,
@@ -321,7 +328,7 @@ class CacheSettings(Section):
     )
     scrub_period_seconds: DurationSeconds = setting(
         "7d",
-        "How often the scrubber reads what lies on the disk and drops what is not what was written; 0s for never.",
+        "How often the scrubber reads all blocks on the disk and drops damaged ones. 0s: never.",
         allowed="0s to 365d",
         toml="scrub_period",
         ge=0,
@@ -329,14 +336,14 @@ class CacheSettings(Section):
     )
     scrub_bandwidth_bytes_per_second: BandwidthBytesPerSecond = setting(
         "16MiB/s",
-        "What the scrubber reads from the disk at most.",
+        "How fast the scrubber reads from the disk at most.",
         allowed='at least 64KiB/s, such as "16MiB/s"',
         toml="scrub_bandwidth",
     )
     small_answers_ttl_seconds: DurationSeconds = setting(
         "60s",
-        "How long answers about buckets are believed: HeadBucket, location, versioning, encryption, tags, object lock. "
-        "0s asks the origin each time.",
+        "How long Forebay remembers answers about buckets: HeadBucket, location, versioning, encryption, tags, object "
+        "lock. 0s: it asks the origin each time.",
         allowed="0s to 1d",
         toml="small_answers_ttl",
         ge=0,
@@ -348,16 +355,16 @@ class LoggingSettings(Section):
     """Structured logs on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "The least severe events that are written.", allowed="debug, info, warning or error"
+        "info", "Forebay writes events of this severity and above.", allowed="debug, info, warning or error"
     )
     format: Literal["auto", "json", "console"] = setting(
         "auto", "`auto`: console on a terminal, JSON lines elsewhere.", allowed="auto, json or console"
     )
     audit_file: Path | None = setting(
         None,
-        "File for a JSON line about every request that changes something, or was refused to, and every change over the "
-        "admin port. May be renamed while the gateway runs, as logrotate does. Omitted: none.",
-        allowed="a file, which may be missing, in a directory that is there and can be written to",
+        "File for a JSON line about every request that changed something or was not allowed to, and about every change "
+        "over the admin port. You may rename it while the gateway runs, as logrotate does. Omitted: none.",
+        allowed="a file, which may be missing, in a directory that exists and is writable",
     )
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.control.responses import json_answer, problem
 from gateway.control.writeback import WritebackHolder
 from gateway.errors import BufferUnavailable, S3Error, SnapshotError, StoreUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 

@@ -48,7 +48,7 @@ class JobsApi:
         return await self._start(JobKind.PIN, request)
 
     async def unpin(self, request: Request) -> Response:
-        """Have what lies under a pinned prefix evicted again."""
+        """Let the gateway evict a pinned prefix again."""
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()

@@ -265,16 +265,16 @@ def _described() -> dict[str, Any]:
             "/": _get("The dashboard.", "text/html", {"type": "string"}, guarded=False),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
             "/api/v1/overview": _overview(),
-            "/api/v1/warm": _start("Fetch what is not in the cache yet."),
-            "/api/v1/evict": _start("Drop what is in the cache."),
-            "/api/v1/pin": _start("Fetch what lies under a prefix, and never evict it.", manifest=False),
+            "/api/v1/warm": _start("Fetch objects that are not in the cache yet."),
+            "/api/v1/evict": _start("Drop objects from the cache."),
+            "/api/v1/pin": _start("Fetch everything under a prefix, and never evict it.", manifest=False),
             "/api/v1/unpin": _unpin(),
             "/api/v1/pins": _get("The pinned prefixes.", "application/json", _PINS),
             "/api/v1/events": _events(),
             "/api/v1/explain": _explain(),
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
-            "/api/v1/callers": _get("Callers, and what binds them.", "application/json", _CALLERS),
-            "/api/v1/slots": _get("Slots, and what binds them.", "application/json", _SLOTS),
+            "/api/v1/callers": _get("Callers, and which limit binds each.", "application/json", _CALLERS),
+            "/api/v1/slots": _get("Slots, and which limit binds each.", "application/json", _SLOTS),
             "/api/v1/slots/{name}": _slot(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
@@ -487,12 +487,12 @@ _EXPLAINED = {
 
 
 def _explain() -> dict[str, Any]:
-    found = _get("What is known of an object, and what is here.", "application/json", _EXPLAINED)
+    found = _get("What this node knows of an object, and which of its blocks are here.", "application/json", _EXPLAINED)
     found["get"]["parameters"] = [
         query("object", "s3://bucket/key", OBJECT_NAME, required=True),
     ]
     found["get"]["responses"] |= {
-        "400": {"description": "It names no object."},
+        "400": {"description": "The object's name is not valid."},
         "409": {"description": "The snapshot of its slot cannot be used."},
         "503": {"description": "The cache directory is not open."},
     }
@@ -512,7 +512,7 @@ def _start(summary: str, *, manifest: bool = True) -> dict[str, Any]:
             "requestBody": {"required": True, "content": content},
             "responses": {
                 "202": {"description": "The job.", "content": {"application/json": {"schema": _JOB}}},
-                "400": {"description": "A prefix or a line that names nothing."},
+                "400": {"description": "The prefix or a line is not valid."},
                 **_GUARDED,
                 **refused,
                 "415": {"description": "Another content type."},
@@ -527,11 +527,11 @@ def _start(summary: str, *, manifest: bool = True) -> dict[str, Any]:
 def _unpin() -> dict[str, Any]:
     return {
         "post": {
-            "summary": "Have what lies under a pinned prefix evicted again.",
+            "summary": "Let the gateway evict a pinned prefix again.",
             "requestBody": {"required": True, "content": {"application/json": {"schema": _PREFIX}}},
             "responses": {
                 "200": {"description": "The prefix.", "content": {"application/json": {"schema": _PREFIX}}},
-                "400": {"description": "A prefix that names nothing."},
+                "400": {"description": "The prefix is not valid."},
                 **_GUARDED,
                 "404": {"description": "It is not pinned."},
                 "415": {"description": "Another content type."},
@@ -547,10 +547,10 @@ def _events() -> dict[str, Any]:
     answered = {"content": {"application/json": {"schema": _EVENTS}}}
     return {
         "post": {
-            "summary": "Believe nothing any more that was asked before of objects that the origin's events name.",
+            "summary": "Forget what the gateway remembers of the objects that the origin's events name.",
             "requestBody": {"required": True, "content": {"application/json": {"schema": document}}},
             "responses": {
-                "200": {"description": "What became of each.", **answered},
+                "200": {"description": "The outcome of each.", **answered},
                 "400": {"description": "No events, or malformed ones only; says where."},
                 **_GUARDED,
                 "415": {"description": "Another content type."},
@@ -578,7 +578,7 @@ def _job() -> dict[str, Any]:
 
 
 _GUARDED = {
-    "401": {"description": "admin.token is set and was not given."},
+    "401": {"description": "The request lacks the token, or has another one than admin.token."},
     "403": {"description": "Without admin.token, the Host header must name this machine."},
 }
 
@@ -601,7 +601,7 @@ def _slot() -> dict[str, Any]:
             **changed,
         },
         "400": {"description": "The body is no slot."},
-        "401": {"description": "admin.token is set and was not given."},
+        "401": {"description": "The request lacks the token, or has another one than admin.token."},
         "403": {"description": "Not from this machine, and there is no admin.token."},
         "409": {
             "description": "Refused, with why: the configuration has this slot, the settings cannot be together, or "
@@ -644,7 +644,7 @@ def _get(summary: str, media_type: str, schema: dict[str, Any], *, guarded: bool
     content = {"content": {media_type: {"schema": schema}}}
     responses: dict[str, Any] = {"200": {"description": summary, **content}}
     if guarded:
-        responses["401"] = {"description": "admin.token is set and was not given."}
+        responses["401"] = {"description": "The request lacks the token, or has another one than admin.token."}
     else:
         responses["503"] = {"description": "Not ready.", **content}
     security: list[dict[str, list[str]]] = [{"token": []}, {}] if guarded else []

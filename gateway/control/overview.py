@@ -17,9 +17,9 @@ from gateway import metrics
 from gateway.control.admin_backends import Holders
 from gateway.control.responses import flag, problem
 from gateway.control.slots import SlotsApi
-from gateway.counting import BROKEN_OFF
 from gateway.errors import BufferUnavailable, SnapshotError, StoreUnavailable
 from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS, Reading
+from gateway.metric_observers import BROKEN_OFF
 from gateway.policy.slots import Prefix
 
 FRESH_SECONDS = 0.5

@@ -47,14 +47,16 @@ class SlotChanges:
         asked = secrets.token_hex(8)
         line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
         if len(line) > _LINE_BYTES_MAX:
-            raise SlotRefused(400, "so much cannot be said of a slot")
+            raise SlotRefused(400, "the description of the slot is too long")
         self._asked += 1
         try:
             if not self._tell(f"asks {line.decode()}"):
-                raise SlotRefused(503, "the supervisor does not listen now: try again")
+                raise SlotRefused(503, "the supervisor takes no changes now: try again")
             state = await self._until(lambda state: any(one == asked for one, _ in state.answers), ANSWER_SECONDS)
             if state is None:
-                raise SlotRefused(503, "the supervisor has not answered: look whether it is set")
+                raise SlotRefused(
+                    503, "the supervisor has not answered: look with forebay slots whether the change is in force"
+                )
             problem = dict(state.answers)[asked]
             if problem is not None:
                 raise SlotRefused(409, problem)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.control.responses import content_type, flag, json_answer, posted, problem
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 PAGE = 100

@@ -85,7 +85,7 @@ def _file_system(settings: Settings, kind: str) -> Iterator[Finding]:
 def _room(directory: Path) -> Iterator[Finding]:
     usage = disk_usage(directory)
     if usage is None:
-        yield error(DISK, f"the file system of {directory} cannot be asked", "see dmesg, and what is mounted there")
+        yield error(DISK, f"the file system of {directory} cannot be measured", "see dmesg, and what is mounted there")
         return
     found = f"{_rounded(usage.free)} of {_rounded(usage.total)} free"
     if usage.free < _FREE_SHARE_MIN * usage.total:

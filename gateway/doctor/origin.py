@@ -90,7 +90,7 @@ async def origin(
                 )
         is_refused = main.state == "refused" and not settings.origin_credentials
         if not main.reachable or is_refused or own is None:
-            yield note(RIGHTS, "not looked at: there is nobody to ask, or no key to ask with", "mend that first")
+            yield note(RIGHTS, "not checked: there is no origin to ask, or no key to ask with", "mend that first")
             return
         probe = OriginProbe(asked)
         named = places(settings)
@@ -98,14 +98,14 @@ async def origin(
         yield _clock(probe)
         if not named:
             yield note(
-                RIGHTS, "the configuration names no bucket: rights are not looked at", "declare [[slots]] for your data"
+                RIGHTS, "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"
             )
         for place in named[:_PLACES_MAX]:
             yield await _readable(probe, place)
         if len(named) > _PLACES_MAX:
             yield note(
                 RIGHTS,
-                f"{len(named) - _PLACES_MAX} more prefixes were not looked at",
+                f"{len(named) - _PLACES_MAX} more prefixes were not checked",
                 "give a --config with fewer slots",
             )
         written = [place.name for place in named if place.is_written]
@@ -122,11 +122,11 @@ async def origin(
 
 
 _DO = {
-    "unreachable": "see origin.endpoint_url, DNS, proxies and firewalls between this machine and the origin",
-    "no credentials": "see where the key comes from (environment, profile, role), and whether it has expired",
-    "refused": "see the key, its policy, and origin.region",
+    "unreachable": "check origin.endpoint_url, DNS, proxies and firewalls between this machine and the origin",
+    "no credentials": "check where the key comes from (environment, profile, role), and whether it has expired",
+    "refused": "check the key, its policy, and origin.region",
     "wrong clock": "set this machine's clock: chronyc tracking, timedatectl",
-    "well": "look at the credentials' source",
+    "well": "check where the credentials come from",
 }
 
 
@@ -147,7 +147,7 @@ async def _latency(probe: OriginProbe, settings: Settings, named: list[Place]) -
     found = f"a HEAD takes {median * 1000:.3g} ms ({spread})"
     if median > _FAR_SECONDS:
         return warning(
-            AREA, f"{found}: the origin is far", "use immutable or ttl slots: strict ones wait so long at each GET"
+            AREA, f"{found}: the origin is far", "use immutable or ttl slots: strict ones wait that long at each GET"
         )
     return ok(AREA, found)
 

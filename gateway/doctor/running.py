@@ -29,14 +29,14 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
         status = client.status()
         slots, exposition = client.slots().slots, client.metrics()
     except AdminPortError as absent:
-        yield note(AREA, str(absent), "start it, or give --admin-url, and more is looked at")
+        yield note(AREA, str(absent), "start it, or give --admin-url, for more checks")
         return
     yield from _health(status)
     if settings is not None and status.origin.endpoint_url != settings.origin.endpoint_url:
         yield note(
             AREA,
             f"its origin is {status.origin.endpoint_url}, and this configuration says {settings.origin.endpoint_url}",
-            "give its --config to have its own looked at",
+            "give its --config to check that one",
         )
     yield from _pending(status)
     yield from advised(slots, exposition)
@@ -61,10 +61,10 @@ def _health(status: Status) -> Iterator[Finding]:
         yield warning(AREA, f"{counted(restarts, 'restart')} of its processes since it started", "see its log for why")
     if gateway.settings_problem:
         yield warning(
-            AREA, f"changed settings are not in force: {gateway.settings_problem}", "mend them, then send SIGHUP"
+            AREA, f"changed settings are not in force: {gateway.settings_problem}", "correct them, then send SIGHUP"
         )
     if gateway.closed:
-        yield error(AREA, f"it works without a cache: {gateway.closed}", "mend the disk, and restart it")
+        yield error(AREA, f"it works without a cache: {gateway.closed}", "repair the disk, and restart it")
     for origin in (status.origin, *status.origin.differing):
         if origin.problem is not None:
             yield error(AREA, f"its origin: {origin.problem}", "see the origin's findings above")
@@ -73,14 +73,16 @@ def _health(status: Status) -> Iterator[Finding]:
         yield error(AREA, f"the disk of its cache is {disk.state}", "see dmesg, and the room that is left")
     if disk.journal_failing_processes:
         yield error(
-            AREA, "its write-back journal takes nothing: nothing is acknowledged or flushed", "make room; see its log"
+            AREA,
+            "its write-back journal takes no writes: it acknowledges and flushes nothing",
+            "make room; see its log",
         )
     for frozen in status.frozen:
         if frozen.problem is not None:
             yield error(AREA, f"slot {frozen.slot}: {frozen.problem}", "forebay snapshot list")
     for index in status.indexes:
         if index.error:
-            yield warning(AREA, f"the index of slot {index.slot} fails: {index.error}", "see the right to list there")
+            yield warning(AREA, f"the index of slot {index.slot} fails: {index.error}", "check the right to list there")
 
 
 def _pending(status: Status) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ async def write_test(probe: OriginProbe, where: Prefix) -> AsyncGenerator[Findin
         async for finding in _written(probe, where.bucket, key, made):
             yield finding
     except OriginError as failure:
-        yield error(AREA, f"{where}: {failure}", "see the network between here and the origin; then try again")
+        yield error(AREA, f"{where}: {failure}", "check the network between here and the origin; then try again")
     async for finding in _cleaned(probe, where.bucket, made):
         yield finding
 
@@ -62,7 +62,7 @@ async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> As
         if put.headers.get("etag", "").strip('"') != md5:
             yield note(
                 AREA,
-                "ETags are no MD5s (the bucket encrypts by KMS, say): nothing is written back there",
+                "ETags are not MD5s (the bucket encrypts by KMS, say): Forebay writes nothing back there",
                 'use write = "through" for slots of this bucket, or SSE-S3 as its encryption',
             )
         read = await probe.ask("GET", bucket, key)

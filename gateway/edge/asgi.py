@@ -24,7 +24,6 @@ from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
 from gateway.audit import AuditLog
-from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
@@ -33,7 +32,8 @@ from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
+from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.model import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
 from gateway.operations.context import (
     NO_BODY,
     Answer,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
-from gateway.objects import BorrowedBuffer, FileSpan
+from gateway.model import BorrowedBuffer, FileSpan
 from gateway.policy.callers import Admission, CallerLimits, Direction, Refused
 from gateway.s3.error_codes import s3_error
 

@@ -8,7 +8,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 

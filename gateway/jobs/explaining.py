@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.blocks.presence import Explanation
+from gateway.blocks.explanation import Explanation
 from gateway.jobs.dependencies import JobDependencies
 from gateway.metadata.catalog import Known
 from gateway.metadata.snapshots.registry import OpenSnapshot
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot
 
 

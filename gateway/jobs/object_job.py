@@ -23,7 +23,7 @@ from gateway.jobs.worklist import Entry, Recovered, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import quote
@@ -72,7 +72,9 @@ class ObjectJob:
             await self._do_all()
             await listing
             if self._pin and self.job.full:
-                raise PinRefused(f"the cache takes no more: {self.job.bytes_done} bytes of {self.job.prefix} are there")
+                raise PinRefused(
+                    f"the cache has no room for more: it has {self.job.bytes_done} bytes of {self.job.prefix}"
+                )
         finally:
             listing.cancel()
             for _, task in self._started:
@@ -280,9 +282,9 @@ async def _learn_version(
         head = await with_retries(tools.clock, ask)
     except OriginAnswered as answer:
         if answer.status in (404, 412):
-            raise SnapshotError(f"the origin does not have it with ETag {etag} any more") from None
+            raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
     if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
-        raise SnapshotError(f"the origin does not have it with ETag {etag} any more")
+        raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
     tools.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

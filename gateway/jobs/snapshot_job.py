@@ -102,7 +102,7 @@ async def check_free(tools: JobDependencies, name: str) -> None:
 def snapshots_of(tools: JobDependencies) -> SnapshotStore:
     """Where snapshots lie; StoreUnavailable where there is no cache directory."""
     if tools.snapshots is None:
-        raise StoreUnavailable("there is no cache directory for snapshots")
+        raise StoreUnavailable("snapshots need the cache directory, and it cannot be used")
     return tools.snapshots
 
 

@@ -77,7 +77,7 @@ class SnapshotService:
         """Log which slots cannot be answered, and what to do about it."""
         for one in await self.slots(whole=True):
             if one["problem"] is not None:
-                _log.warning("a slot cannot be answered", slot=one["slot"], problem=one["problem"])
+                _log.warning("a slot cannot be served from its snapshot", slot=one["slot"], problem=one["problem"])
 
     def _frozen(self) -> list[Slot]:
         return [slot for slot in self._tools.slots if slot.consistency == "snapshot"]

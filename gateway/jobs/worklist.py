@@ -18,7 +18,7 @@ from typing import BinaryIO
 import orjson
 
 from gateway.errors import ForebayError, StoreUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096

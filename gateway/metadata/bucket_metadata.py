@@ -25,9 +25,9 @@ from typing import NoReturn, TypeVar, cast
 import diskcache
 from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 
-from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
+from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import Slot
 
 ANSWER_BYTES_MAX = 64 * 1024

@@ -17,7 +17,6 @@ import lmdb
 import structlog
 
 from gateway.clock import Clock
-from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.entries import (
     Entry,
@@ -38,7 +37,8 @@ from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
-from gateway.objects import Homes, ObjectKey, ObjectVersion
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
@@ -352,13 +352,13 @@ class Catalog:
         await self.in_doubt.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):
-            _log.warning("the catalog is left as it is: another process does not finish its transaction")
+            _log.warning("the catalog was not closed: another process does not end its transaction")
             return
         try:
             if self._opened is not None:
                 await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
-            _log.warning("the catalog could not be left in order; it is learned again", error=str(error))
+            _log.warning("the catalog could not be closed properly; Forebay learns it again", error=str(error))
 
     async def _end_left_behind(self) -> None:
         self._epochs.void(self._epochs.left_behind)

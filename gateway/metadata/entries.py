@@ -56,7 +56,7 @@ from gateway.errors import OriginBodyError, StoreUnavailable
 from gateway.heartbeats import PROCESSES_MAX
 from gateway.immutable import immutable
 from gateway.metadata.listing.records import date_text
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.headers import (
     EncodedHeaders,
@@ -112,7 +112,7 @@ def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) 
     """
     content_range = headers.get("content-range")
     if (content_range is None) is (status == 206):
-        raise OriginBodyError("the origin's Content-Range is missing, or where none belongs")
+        raise OriginBodyError("the origin's answer lacks a Content-Range, or has one where none belongs")
     if content_range is None:
         head = object_head(key, headers)
         size_bytes = head.version.size_bytes

@@ -131,7 +131,7 @@ class JoinedCalls:
         except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
             call.failed(error, is_answer=True)
         except asyncio.CancelledError:
-            given_up = OriginUnreachable("the question to the origin was given up")  # whoever gave it up
+            given_up = OriginUnreachable("the request to the origin was given up")  # whoever gave it up
             call.failed(given_up, is_answer=False)
             raise
         else:

@@ -39,7 +39,7 @@ from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
-from gateway.objects import Homes
+from gateway.model import Homes
 
 FORMAT = b"forebay catalog 3\n"
 FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
@@ -130,7 +130,8 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
         moved = _moved(path, homes)
         if moved and not try_lock(users):
             raise StartupError(
-                f"the catalog {path} is of other homes of buckets, and other processes use it: stop them first"
+                f"the catalog {path} was written for other homes of the buckets, and other processes use it: "
+                "stop them first"
             )
         remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
         files = _open_with_room(path, users, process, size_bytes_max)
@@ -205,7 +206,7 @@ def _refuse_other_formats(path: Path) -> None:
     elif found != FORMAT:
         raise StartupError(
             f"{path} has the catalog format {found[:40]!r}, this version reads {FORMAT!r}: "
-            "run the version that wrote it, or empty the directory (it is learned again)"
+            "run the version that wrote it, or empty the directory (Forebay learns it again)"
         )
 
 
@@ -245,7 +246,7 @@ def _opening(path: Path, seconds_max: float) -> Iterator[None]:
     descriptor = os.open(path / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not lock_within(descriptor, seconds_max):
-            raise BlockingIOError(errno.EAGAIN, "another process does not finish opening or closing it")
+            raise BlockingIOError(errno.EAGAIN, "another process hangs while it opens or closes it")
         yield
     finally:
         os.close(descriptor)

@@ -30,7 +30,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway.counting import CatalogMetrics
 from gateway.immutable import immutable
 from gateway.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
@@ -47,7 +46,8 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import ObjectKey, ObjectVersion
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway import cancellation
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks
+from gateway.blocks.disabled_cache import Blocks
 from gateway.clock import Clock
 from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
+from gateway.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.origin.signing import KeyPair

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gateway.errors import OriginAnswered, OriginBodyError
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply

@@ -49,7 +49,8 @@ def list_objects(context: RequestContext) -> Answer:
     if not is_plain(request, besides=_COSTS_NOTHING if is_frozen else frozenset()):
         if is_frozen:
             raise s3_error(
-                "NotImplemented", "A part of this listing is frozen by a snapshot, which knows no such header."
+                "NotImplemented",
+                "A snapshot freezes a part of this listing, and cannot answer a request with this header.",
             )
         return forward_joined(context)
     is_merged = may_be_merged(context)

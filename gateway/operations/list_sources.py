@@ -21,7 +21,7 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
-from gateway.objects import MissReason
+from gateway.model import MissReason
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.read_object import wants_revalidation
@@ -339,7 +339,7 @@ class SnapshotSource:
             with data.keys() as keys:
                 page = take(keys, wanted, wanted.stop)
             if page is None:
-                raise SnapshotUnusable("a page could not be taken from it")
+                raise SnapshotUnusable("a page of it cannot be read")
             if max(templates_of(page.keys), default=-1) >= len(data.templates):
                 raise SnapshotUnusable("a record names a template that is not there")
         except (StoreUnavailable, SnapshotUnusable) as error:

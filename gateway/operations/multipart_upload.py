@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.objects import BodyStream
+from gateway.model import BodyStream
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document

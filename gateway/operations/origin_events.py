@@ -13,7 +13,7 @@ from itertools import islice
 
 from gateway.blocks.cache import BlockCache
 from gateway.metadata.catalog import Catalog
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent

@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.counting import AuthorizationMetrics
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
-from gateway.objects import ObjectKey
+from gateway.metric_observers import AuthorizationMetrics
+from gateway.model import ObjectKey
 from gateway.operations.context import Answer, RequestContext, Response, Told
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.flush_wait import FlushWait
@@ -209,7 +209,7 @@ def _pair(context: RequestContext) -> KeyPair | None:
     """The caller's own pair; None: the gateway's, of whose rights there is nothing to be asked."""
     if context.anonymous:
         raise s3_error(
-            "AccessDenied", "Access Denied. Here the origin says what a caller may do: requests must be signed."
+            "AccessDenied", "Access Denied. The origin judges the callers of this slot: requests must be signed."
         )
     return context.pair
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.reading.sources import HeldObject, UnreadSpan, WarmSpan
-from gateway.counting import HitTally
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import ObjectKey
+from gateway.metric_observers import HitTally
+from gateway.model import ObjectKey
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,

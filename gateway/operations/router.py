@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.bucket_metadata_cache import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
@@ -27,14 +27,14 @@ from gateway.operations.pending_versions import PendingVersions, is_answered_her
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
-from gateway.operations.writeback.completing import buffer_complete
+from gateway.operations.writeback.complete_upload import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
 from gateway.operations.writeback.deleting import delete_pending
 from gateway.operations.writeback.durability import tells_durability, with_durability
 from gateway.operations.writeback.flush_wait import FlushWait
 from gateway.operations.writeback.named_files import named_by_copy
-from gateway.operations.writeback.objects import buffer_put
 from gateway.operations.writeback.parts import buffer_part, is_known
+from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
 from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
@@ -88,10 +88,10 @@ def _check_homes(context: RequestContext) -> None:
         return
     raise s3_error(
         "NotImplemented",
-        "The source and the target of this copy are at different origins, so that neither of them can carry it out: "
-        "read the source and write the target."
+        "The source and the target of this copy are at different origins, and neither of them can carry it out. "
+        "Read the source and write the target instead."
         if copied is not None
-        else "Buckets of this gateway are at different origins: a copy has to name its source in x-amz-copy-source.",
+        else "Buckets of this gateway are at different origins: a copy must name its source in x-amz-copy-source.",
     )
 
 
@@ -164,7 +164,7 @@ def _by_snapshot(context: RequestContext) -> Answer | None:
         is_of_present_state = request.operation is Operation.FORWARD and request.parameter("versions") is not None
         is_of_present_state = is_of_present_state and request.method in READ_METHODS and _is_frozen_under(context)
     if is_of_present_state:
-        raise s3_error("NotImplemented", "This is frozen by a snapshot, and what is asked for is not a part of it.")
+        raise s3_error("NotImplemented", "A snapshot freezes this slot, and cannot answer this request.")
     return None
 
 
@@ -263,7 +263,7 @@ def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> An
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
-            "This upload was begun before the origin was to judge callers here (authorization): begin another.",
+            'This upload was begun before its slot got authorization = "origin". Begin another.',
         )
     if context.slot.is_buffered:
         goes_through(context, Reason.SOURCE)
@@ -278,7 +278,10 @@ def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     operation = context.request.operation
     if operation is Operation.FORWARD:
         # The origin knows the upload by another id: it would deny that there is one.
-        raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
+        raise s3_error(
+            "NotImplemented",
+            "This request has a parameter that Forebay does not know, and the upload is open on this node only.",
+        )
     if operation is Operation.UPLOAD_PART_COPY:
         return buffer_part_copy(context, buffer, perform, _past_the_buffer)
     return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
@@ -366,7 +369,8 @@ def _check_without_buffer(context: RequestContext) -> None:
     operation = context.request.operation
     if context.slot.write == "scratch" and (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS):
         raise s3_error(
-            "ServiceUnavailable", "The disk of the buffer cannot be used, and nothing else has what is written here."
+            "ServiceUnavailable",
+            "The disk of the write-back buffer cannot be used, and only it has what was written here.",
         )
     if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
@@ -379,6 +383,6 @@ def _check_without_buffer(context: RequestContext) -> None:
     if any(slot.is_buffered for slot in slots):
         raise s3_error(
             "ServiceUnavailable",
-            "The disk of the write-back buffer cannot be used: what it has acknowledged could come back after this "
-            "deletion. Put the disk right and start the gateway again.",
+            "The disk of the write-back buffer cannot be used: an object that it has acknowledged could come back "
+            "after this deletion. Repair the disk and start the gateway again.",
         )

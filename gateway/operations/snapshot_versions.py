@@ -13,7 +13,7 @@ from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
-from gateway.objects import ByteRange, ObjectKey
+from gateway.model import ByteRange, ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
@@ -206,14 +206,16 @@ class SnapshotVersions:
             has = "has no such object any more" if is_absent else "does not have that version any more"
         else:
             if is_same_version(head, frozen):
-                return s3_error("ServiceUnavailable", "The origin has refused a version that it has. Please try again.")
+                return s3_error(
+                    "ServiceUnavailable", "The origin refused to send a version that it has. Please try again."
+                )
             reason, has = "changed", f"has ETag {strong(head.version.etag)}"
         self._snapshot.lose(context.object_key.key)
         context.services.snapshots.observer.refused(context.slot.name, reason)
         return s3_error(
             "PreconditionFailed",
             f"{_frozen_as(context.object_key, self._snapshot, frozen)}, and the origin {has}. "
-            "What is asked for of the frozen version is not cached on this node.",
+            "This node has not cached the requested bytes of the frozen version.",
             Condition="If-Match",
             Snapshot=self._snapshot.manifest.name,
         )

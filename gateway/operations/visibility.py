@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gateway.errors import OriginAnswered, S3Error
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.operations.context import Closable, RequestContext, Response
 from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots

@@ -21,10 +21,10 @@ import structlog
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
-from gateway.counting import WarmUpMetrics
 from gateway.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.metadata.catalog import Catalog
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.metric_observers import WarmUpMetrics
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.origin.retry import says_later
 from gateway.policy.slots import Slot

@@ -71,7 +71,7 @@ def _default_endpoint(region: str) -> str:
     resolver = EndpointResolver(create_loader().load_data("endpoints"))
     found = resolver.construct_endpoint("s3", region)
     if found is None:
-        raise ConfigError("origin.region", region, "no AWS region; set origin.endpoint_url for other services")
+        raise ConfigError("origin.region", region, "not an AWS region; set origin.endpoint_url for other services")
     return f"https://{found['hostname']}"
 
 

@@ -211,7 +211,7 @@ class RoleCredentials:
                 await self._asked.wait()
             lent = self._good()
         if lent is None:
-            raise CredentialsUnavailable(f"{self._words}: {self._problem or 'what STS has lent has expired'}")
+            raise CredentialsUnavailable(f"{self._words}: {self._problem or 'the key pair that STS lent has expired'}")
         return lent.pair
 
     def known(self) -> tuple[KeyPair, ...]:
@@ -261,7 +261,7 @@ class RoleCredentials:
                 pause_seconds *= self._rng.uniform(0.5, 1.0)
                 is_good = self._good() is not None
                 _log.warning(
-                    "STS lends no key pair" + ("; the one of before is good still" if is_good else ""),
+                    "STS lends no key pair" + ("; the last one is still good" if is_good else ""),
                     f"{self._role.name} {is_good}",
                     origin_credentials=self._role.name,
                     role=self._role.arn,
@@ -305,9 +305,9 @@ class RoleCredentials:
         except BotoCoreError as error:
             raise _Failed(f"STS cannot be asked ({type(error).__name__})") from None
         except OSError as error:
-            raise _Failed(f"the token cannot be read, or STS not be reached: {error.strerror}") from None
+            raise _Failed(f"the token cannot be read, or STS cannot be reached: {error.strerror}") from None
         except Exception as error:  # noqa: BLE001 - code of many providers; its text may hold anything
-            raise _Failed(f"no key pair came out ({type(error).__name__})") from None
+            raise _Failed(f"STS has lent no key pair ({type(error).__name__})") from None
         self._lent = _Lent(pair, began + seconds)
         self._known = (pair, *self._known[:1])
         return seconds
@@ -321,7 +321,7 @@ class RoleCredentials:
         now = self._clock.now() if told_at is None else told_at
         left_seconds = datetime.fromisoformat(found["expiry_time"]).timestamp() - now
         if left_seconds <= 0:
-            raise _Failed("what STS has lent is over already")
+            raise _Failed("the key pair that STS lent has expired already")
         return min(left_seconds, self._role.duration_seconds or LENT_SECONDS)
 
     async def _fetcher(self) -> Any:

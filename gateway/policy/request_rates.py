@@ -540,7 +540,9 @@ class RequestRates:
             return
         rate = rate or self._claim(request, prefix, now)
         if rate is None:
-            _log.warning("the origin refuses requests under more prefixes than can be kept", bucket, bucket=bucket)
+            _log.warning(
+                "the origin refuses requests under more prefixes than Forebay can remember", bucket, bucket=bucket
+            )
             return
         rate.refuse(name, sent_at, now)
         if rate.is_over(now):
@@ -639,7 +641,7 @@ class RequestRates:
             return None  # another process was faster, for another rate: the next refusal finds another place
         self._told[self._cells.own] += 1
         _log.warning(
-            "the origin refuses requests for their number: they are held back",
+            "the origin refuses requests because there are too many: Forebay holds them back",
             bucket,
             bucket=bucket,
             prefix="(all)" if prefix is None else prefix,

@@ -24,7 +24,7 @@ from time import gmtime, strftime
 from typing import Literal, NamedTuple
 
 from gateway.errors import OriginBodyError, S3Error
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.s3.error_codes import s3_error
 
 

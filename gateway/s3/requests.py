@@ -22,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.errors import S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.error_codes import s3_error
 
 KEY_SIZE_BYTES_MAX = 1024

@@ -127,7 +127,11 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
         except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
-                _log.warning("the upkeep of the cache directory goes on later", error=str(error), exc_info=not expected)
+                _log.warning(
+                    "the maintenance of the cache directory has failed: it is tried again later",
+                    error=str(error),
+                    exc_info=not expected,
+                )
             told = str(error)
         finally:
             tried.set()

@@ -23,11 +23,11 @@ import structlog
 
 from gateway import metric_kinds
 from gateway.audit import AuditLog
+from gateway.bandwidth_wiring import keep_names_in_metrics
 from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
 from gateway.logs import configure_logs
-from gateway.metering import keep_names_in_metrics
 from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
@@ -105,7 +105,7 @@ class _Changes:
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
                     if self._latest is not latest:  # what it names may be gone by now, and is not in force any more
                         continue
-                    _log.error("changed settings cannot be kept to", error=str(error), exc_info=error)
+                    _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
                     tell(f"behind {error}")
                 else:
                     keep_names_in_metrics(latest.settings)

@@ -177,7 +177,9 @@ class ChildMonitor:
                 self._generation = int(rest)
                 self._changed()
             elif word == "behind":
-                _log.error("a process cannot keep to changed settings and is replaced", name=self.name, error=rest)
+                _log.error(
+                    "a process cannot put changed settings in force, and is replaced", name=self.name, error=rest
+                )
                 self.restart()
             elif word == "asks":
                 self._asked(rest)
@@ -219,7 +221,7 @@ class ChildMonitor:
         self._child = self._files = self._watch = self._listening = None
         self._ready = False
         if not self._stopping.is_set() and not self._restarting:
-            _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
+            _log.error("a process ended unexpectedly", name=self.name, process_id=process_id, how=describe_exit(status))
         self._changed()
 
     async def _end_when_hung(self, child: ChildProcess, files: SharedFiles) -> None:

@@ -90,8 +90,8 @@ def _write_mark(directory: Path, heeded: Sequence[bytes]) -> None:
 def report_closed(directory: Path, reason: str) -> None:
     """Say it loudly, and leave the mark."""
     _log.error(
-        "THERE IS NO CACHE: the cache directory cannot be used, the origin serves everything; "
-        "put it right and start the gateway again",
+        "THERE IS NO CACHE: the cache directory cannot be used, and the origin serves everything. "
+        "Repair it and start the gateway again",
         directory=str(directory),
         reason=reason,
     )

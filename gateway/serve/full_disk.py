@@ -26,7 +26,7 @@ def use_reserve_when_full(cache_directory: Path) -> None:
     buffer = cache_directory / DIRECTORY
     if (buffer / "journal").exists() and _is_full(cache_directory) and _give_up_reserve(buffer):
         _log.warning(
-            "the disk is full: the room that was set aside for the write-back journal is used now",
+            "the disk is full: the write-back journal uses its reserve file now",
             directory=str(cache_directory),
         )
 

@@ -70,7 +70,7 @@ def _close_to_others(directory: Path) -> None:
         directory.chmod(0o700)
     else:
         _log.warning(
-            "cache.directory can be entered by other users; what is cached in it is theirs to find",
+            "other users can enter cache.directory and may find what is cached in it",
             directory=str(directory),
         )
 

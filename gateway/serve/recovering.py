@@ -9,7 +9,7 @@ import structlog
 from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.serve.claim import leave_alone
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY
@@ -41,11 +41,13 @@ def _recover(directory: Path, homes: Homes, *, wanted: bool) -> None:
     keep_to_homes(directory, homes, found)
     if not found.is_nothing:
         _log.info(
-            "the write-back buffer holds what the origin does not have yet",
+            "the write-back buffer holds writes that the origin does not have yet",
             objects=found.pending,
             open_uploads=found.uploads,
         )
         if not wanted:
-            _log.warning('no slot has write = "back" any more: what was acknowledged is flushed, and no more taken')
+            _log.warning(
+                'no slot has write = "back" any more: Forebay flushes what it acknowledged, and buffers nothing new'
+            )
     elif not wanted:
         drop(directory)

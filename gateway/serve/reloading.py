@@ -66,14 +66,16 @@ class FileThreads:
         """
         self._begun = [one for one in self._begun if not one.is_over]
         if len(self._begun) >= self._hanging_max:
-            raise ChangeRefused("files of the settings, or the disk, have not answered since an earlier change")
+            raise ChangeRefused("an earlier change still waits for the files of the settings, or for the disk")
         begun = _FileWork(work, undo)
         self._begun.append(begun)
         threading.Thread(target=begun.run, name="files of settings", daemon=True).start()
         waiting = asyncio.wrap_future(begun.done)
         finished, _ = await asyncio.wait((waiting,), timeout=self._seconds_max)
         if not finished and begun.give_up():
-            raise ChangeRefused(f"files of the settings, or the disk, have not answered within {self._seconds_max:g} s")
+            raise ChangeRefused(
+                f"the files of the settings, or the disk, have not answered within {self._seconds_max:g} s"
+            )
         return await waiting
 
 
@@ -165,7 +167,7 @@ class Reloaded:
             write_overlay(directory, self.overlay)
         except OSError as error:
             self.undo()  # where the last step has failed, the file is the new one
-            raise ChangeRefused(f"{directory} does not take what was set: {error.strerror}") from error
+            raise ChangeRefused(f"the change cannot be written to {directory}: {error.strerror}") from error
 
     def undo(self) -> None:
         """Have the overlay be again as it was before `keep`, as far as the disk takes it, and say so if not. Blocks."""
@@ -224,7 +226,7 @@ class Reloader:
             raise ChangeRefused(f"there is no slot {change.name!r}")
         if is_configured and (change.slot is not None or len(others) == len(overlay)):
             raise ChangeRefused(
-                f"the configuration has the slot {change.name!r}: change it there, and have it read by SIGHUP"
+                f"the configuration has the slot {change.name!r}: change it there, and send the gateway SIGHUP"
             )
         if change.slot is None:
             return others
@@ -248,7 +250,7 @@ class Reloader:
 def _refuse_restarts(running: Settings, settings: Settings) -> None:
     keys = restart_needed(running, settings)
     if keys:
-        raise ChangeRefused(f"start the gateway again for these to be in force: {', '.join(keys)}")
+        raise ChangeRefused(f"these take a new start of the gateway: {', '.join(keys)}")
 
 
 def _refuse_unflushed(running: Settings, settings: Settings) -> None:
@@ -268,14 +270,14 @@ def _refuse_unflushed(running: Settings, settings: Settings) -> None:
             usage_of = JournalView(connection).usages()
     except sqlite3.Error as error:
         raise ChangeRefused(
-            f"{journal} does not tell what the origin lacks of the slot {gone[0].name!r} ({error}): it stays"
+            f"the slot {gone[0].name!r} stays: {journal} cannot be read for what the origin lacks of it ({error})"
         ) from error
     for slot in gone:
         usage = usage_of.get(slot.name)
         if usage is not None and usage.local_objects:
             raise ChangeRefused(
-                f"the slot {slot.name!r} has {usage.local_objects} objects and {usage.local_bytes} bytes that are kept "
-                "here only, and not to be sent: delete them, or wait until they expire, then remove it"
+                f"the slot {slot.name!r} has {usage.local_objects} objects and {usage.local_bytes} bytes that are "
+                "never sent to the origin: delete them, or wait until they expire, then remove it"
             )
         if usage is not None and (usage.objects or usage.staged_bytes):
             raise ChangeRefused(

@@ -43,4 +43,4 @@ def _send(message: str) -> None:
             manager.setblocking(False)  # no answer of clients waits for it
             manager.sendto(message.encode(errors="backslashreplace"), address)
     except OSError as error:
-        _log.warning("the service manager takes no message", message=message.partition("\n")[0], error=error.strerror)
+        _log.warning("the service manager cannot be notified", message=message.partition("\n")[0], error=error.strerror)

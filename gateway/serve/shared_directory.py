@@ -119,8 +119,8 @@ class SharedMemory:
         self.files = made
         self._renewed(made)
         _log.error(
-            "the files that all processes have in memory were removed: they are made anew, counters begin again, and "
-            "the processes are started again one after the other",
+            "somebody removed the files that the processes share in memory: Forebay makes them anew, counters begin "
+            "again, and the processes start again one after the other",
             removed=str(lost.path),
             made=str(made.path),
         )
@@ -128,8 +128,10 @@ class SharedMemory:
     def _tell_failure(self, error: OSError) -> None:
         if not self._is_told:
             self._is_told = True
-            _log.error("the files that all processes have in memory were removed, and there is no place for others")
-            _log.error("no process can be started again before there is", error=str(error))
+            _log.error(
+                "somebody removed the files that the processes share in memory, and there is no place for new ones"
+            )
+            _log.error("no process can start again until there is a place", error=str(error))
 
     def remove(self) -> None:
         """At the end. Blocks."""

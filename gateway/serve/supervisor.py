@@ -24,12 +24,7 @@ import structlog
 
 from gateway import __version__, metric_kinds
 from gateway.audit import AuditLog
-from gateway.config import Settings
-from gateway.config.checks import own_address_problem
-from gateway.config.overlay import SlotTable
-from gateway.control.state import GatewayState
-from gateway.errors import ForebayError, StartupError
-from gateway.metering import (
+from gateway.bandwidth_wiring import (
     callers_plan,
     ceilings_of,
     make_shared_bandwidth,
@@ -38,6 +33,11 @@ from gateway.metering import (
     shares_of,
     weights_of,
 )
+from gateway.config import Settings
+from gateway.config.checks import own_address_problem
+from gateway.config.overlay import SlotTable
+from gateway.control.state import GatewayState
+from gateway.errors import ForebayError, StartupError
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -188,7 +188,7 @@ def _open_audit(settings: Settings) -> AuditLog | None:
     try:
         return AuditLog(path, "supervisor") if path is not None else None
     except OSError as error:
-        raise StartupError(f"{path} takes no audit log: {error.strerror}") from error
+        raise StartupError(f"the audit log {path} cannot be written: {error.strerror}") from error
 
 
 class _Supervisor:
@@ -320,10 +320,10 @@ class _Supervisor:
             await self._put_in_force(change)
         except (ForebayError, OSError) as error:
             problem = str(error)
-            _log.error("changed settings are refused: all is as it was", problem=problem)
+            _log.error("changed settings are refused: nothing was changed", problem=problem)
         except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
-            _log.error("changed settings are not in force by a fault of the gateway", exc_info=error)
+            _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
         if change is not None:
             self._answers.append((change.asked, _as_text(problem)))

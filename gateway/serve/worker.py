@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from gateway.app import s3_application
+from gateway.bandwidth_wiring import callers_plan, names_in_metrics
 from gateway.config import ServerSettings
 from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.metering import callers_plan, names_in_metrics
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 

@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 
 from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable, PartInUse
-from gateway.objects import ByteRange, ObjectKey
+from gateway.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
@@ -96,7 +96,7 @@ class WritebackBuffer:
         try:
             await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
         except OSError as error:
-            raise BufferUnavailable(f"no room can be counted for the slots of now: {error}") from error
+            raise BufferUnavailable(f"the room of the write-back buffers cannot be counted: {error}") from error
         self.bounds.follow(bounded)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.atomic_write import sync_directory, write_durably
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
@@ -77,8 +77,8 @@ def recover(directory: Path, now: Moment) -> Recovered:
             _refuse_without_journal(directory)
     except BufferDamaged as error:
         raise StartupError(
-            f"{error}: nothing was changed; keep a copy of {directory} before anything else, and have "
-            "`forebay writeback export` get out of it what is whole"
+            f"{error}: nothing was changed. Make a copy of {directory} before anything else, then save what is whole "
+            "with `forebay writeback export`"
         ) from error
     journal = Journal(directory, lambda _: None)
     try:
@@ -204,8 +204,8 @@ def _refuse_without_journal(directory: Path) -> None:
     if left:
         raise StartupError(
             f"the write-back journal in {directory} is gone, or empty, and {left} staged files are left, which may be "
-            "acknowledged writes: nothing was changed. Put the journal back (with journal-wal, if there was one); only "
-            "when what the files hold is not needed any more, move the directory away"
+            "acknowledged writes: nothing was changed. Put the journal back (with journal-wal, if there was one). Move "
+            "the directory away only if nobody needs what the files hold"
         )
 
 
@@ -217,6 +217,6 @@ def _format(directory: Path) -> bytes | None:
         foreign = sorted(entry.name for entry in directory.iterdir() if entry.name != "FORMAT.new")
         if foreign:
             raise StartupError(
-                f"{directory} is not empty and not a write-back buffer (it holds {foreign[0]!r})"
+                f"{directory} is not empty and not a write-back buffer (it holds {foreign[0]!r}): move that away"
             ) from None
         return None

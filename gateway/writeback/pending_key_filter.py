@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gateway.atomic_write import map_shared
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 
 HASH_SLOTS = 65_536
 

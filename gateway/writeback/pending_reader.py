@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.errors import BufferDamaged
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.origin.client import StreamedBody
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.journal import Journal

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway import metric_kinds, metrics
+from gateway.bandwidth_wiring import bandwidth_of
 from gateway.clock import SystemClock
 from gateway.config.loading import load_settings
-from gateway.metering import bandwidth_of
 from gateway.origin.client import Direction
 from gateway.policy.bandwidth import Bandwidth
 from gateway.serve.shared_directory import in_memory_directory

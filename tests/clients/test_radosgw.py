@@ -116,7 +116,7 @@ def test_what_others_write_meanwhile_stays(gateway: GatewayProcess, client: Any,
     origin.put_object(Bucket=BUCKET, Key="theirs/k", Body=b"theirs")
     client.complete_multipart_upload(**where, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]})
     deadline = time.monotonic() + FLUSHED_SECONDS
-    while "A CONFLICT" not in gateway.log:
+    while "CONFLICT:" not in gateway.log:
         assert time.monotonic() < deadline, gateway.log
         time.sleep(0.05)
     assert content(origin, "theirs/k") == b"theirs"

@@ -77,7 +77,7 @@ def test_without_write_back_they_would_do_nothing(tmp_path: Path, line: str, key
     """So they are refused, each by its own name."""
     found = problems(tmp_path, f"{cache(tmp_path)}{SLOT.format('a')}{line}\n")
     assert list(found) == [key]
-    assert "only together with write = back" in found[key]
+    assert "needs write = back" in found[key]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_another_address_is_an_origin(tmp_path: Path, endpoint_url: str) -> None
 
 def test_an_aws_variable_that_names_the_gateway_is_explained() -> None:
     """The variable that sends clients to the gateway is easily set for the gateway too."""
-    with pytest.raises(SettingsError, match=r"set origin\.endpoint_url"):
+    with pytest.raises(SettingsError, match=r"\(from AWS_ENDPOINT_URL\).*Set origin\.endpoint_url"):
         load_settings(None, {"AWS_ENDPOINT_URL": "http://localhost:9000/"})
 
 

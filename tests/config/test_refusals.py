@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from gateway.config.checks import RESERVED_CALLERS
+from gateway.config.problems import SettingsError
 from gateway.config.settings import public_settings
 from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
@@ -27,10 +28,38 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
     assert found["server.port"] == "server.port = 70000: a whole number 0 to 65535; 0 picks a free port"
     assert found["server.workers"] == "server.workers = 0: 1 to 256"
     assert found["server.head_timeout"] == "server.head_timeout = 'soon': 1s to 1h"
-    assert "did you mean port?" in found["server.prot"]
+    assert found["server.prot"].startswith("server.prot is not a setting: did you mean port? known here: host, port,")
     assert found["cache.block_size"] == "cache.block_size = '3MiB': a power of two, 64KiB to 64MiB"
     assert found["slots[1].prefix"].startswith("slots[1].prefix = 'train/': s3://")
     assert len(found) == 6
+
+
+def test_a_problem_names_where_its_value_came_from(tmp_path: Path) -> None:
+    """The file, or the variable that stands in front of it; nothing, if nobody gave the value."""
+    text = '[server]\nport = 70000\nhost = "0.0.0.0"\n[[slots]]\nname = "a"\n[[slots]]\nprefix = "b/"\nname = "b"\n'
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, text, FOREBAY_SLOTS__1__PREFIX="c/", FOREBAY_SERVER__WORKERS="0")
+    file = str(tmp_path / "forebay.toml")
+    assert {problem.key: problem.source for problem in refused.value.problems} == {
+        "server.port": file,
+        "server.workers": "FOREBAY_SERVER__WORKERS",
+        "slots[0].prefix": file,
+        "slots[1].prefix": "FOREBAY_SLOTS__1__PREFIX",
+    }
+    messages = [str(problem) for problem in refused.value.problems]
+    assert f"slots[0].prefix is missing (from {file}): s3://, s3://bucket/ or s3://bucket/prefix; unique" in messages
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, "[admin]\nport = 9000\n", AWS_ENDPOINT_URL="ftp://h")
+    assert {problem.key: problem.source for problem in refused.value.problems} == {
+        "admin.port": file,
+        "origin.endpoint_url": "AWS_ENDPOINT_URL",
+    }
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, '[[slots]]\nname = "a"\nprefix = "b/"\n', FOREBAY_SLOTS='[{"name": "a", "prefix": "c/"}]')
+    assert [problem.source for problem in refused.value.problems] == ["FOREBAY_SLOTS"]
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, "[server]\nport = 9001\n")
+    assert [(problem.key, problem.source) for problem in refused.value.problems] == [("admin.port", None)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +180,7 @@ def test_a_pattern_of_checkpoints_that_is_none_is_refused_with_the_reason(tmp_pa
     text = f'{slot}checkpoints = ["built-in", "a*b*/", "x/{{step}}/", "a/**"]\n'
     found = problems(tmp_path, text)
     assert list(found) == ["slots[0].checkpoints[1]", "slots[0].checkpoints[3]"]
-    assert found["slots[0].checkpoints[1]"].startswith("slots[0].checkpoints[1] = 'a*b*/': 'a*b*/': * may stand once")
+    assert found["slots[0].checkpoints[1]"].startswith("slots[0].checkpoints[1] = 'a*b*/': * may stand once")
     assert list(problems(tmp_path, f'{slot}checkpoints = ["x/{{step}}/"]\n')) == ["slots[0].checkpoints"]
     back = f'[cache]\npersistent = true\ndirectory = "{tmp_path}/cache"\n{slot}write = "back"\ncheckpoints = '
     [settings] = load(tmp_path, f'{back}["built-in", "x/{{step}}/"]\n').settings.slots
@@ -179,7 +208,7 @@ def test_no_credential_is_called_like_somebody_else(tmp_path: Path, key_id: str)
     text = f'[[credentials]]\naccess_key_id = "{key_id}"\nsecret_access_key = "s"\nallow = ["s3://"]\n'
     found = problems(tmp_path, text)
     assert found.keys() == {"credentials[0].access_key_id"}
-    assert f"'{key_id}': not none, anonymous," in found["credentials[0].access_key_id"]
+    assert f"'{key_id}': reserved, like none, anonymous," in found["credentials[0].access_key_id"]
 
 
 def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:
@@ -206,7 +235,7 @@ def test_a_frozen_slot_names_its_snapshot_and_takes_no_writes(tmp_path: Path) ->
     found = problems(tmp_path, f'{frozen}mode = "read-write"\n')
     assert "forebay snapshot create" in found["slots[0].snapshot"]
     assert "read-only" in found["slots[0].mode"]
-    assert "only with" in problems(tmp_path, f'{slot}snapshot = "v1"\n')["slots[0].snapshot"]
+    assert "needs consistency" in problems(tmp_path, f'{slot}snapshot = "v1"\n')["slots[0].snapshot"]
     everything = frozen.replace("s3://b/", "s3://") + 'snapshot = "v1"\n'
     assert "s3://bucket/prefix" in problems(tmp_path, everything)["slots[0].prefix"]
     for name in ("", "../v1", ".v1", "a/b", "a" * 65):
@@ -339,13 +368,13 @@ def test_a_guarantee_that_nobody_can_keep_is_refused(tmp_path: Path, direction: 
     key = f"slots[0].{direction}_guarantee"
     assert load(tmp_path, link + slot("a", "60MiB/s") + slot("b", "40MiB/s")).warnings == ()
     found = problems(tmp_path, slot("a", "1MiB/s"))
-    assert found[key] == f"{key} = 1048576: only where origin.{direction}_bandwidth says what the link bears"
+    assert found[key] == f"{key} = '1MiB/s': needs origin.{direction}_bandwidth: what the link bears"
     found = problems(tmp_path, link + slot("a", "2MiB/s", "1MiB/s"))
-    assert found[key] == f"{key} = 2097152: at most the slot's {direction}_bandwidth (1048576 bytes per second)"
+    assert found[key] == f"{key} = '2MiB/s': at most the slot's {direction}_bandwidth, 1MiB/s"
     found = problems(tmp_path, link + slot("a", "60MiB/s") + slot("b", "41MiB/s"))
     key = f"slots[].{direction}_guarantee"
-    allowed = f"at most origin.{direction}_bandwidth (104857600 bytes per second) for all slots together"
-    assert found == {key: f"{key} = 105906176: {allowed}"}
+    allowed = f"all slots together may have at most origin.{direction}_bandwidth, 100MiB/s"
+    assert found == {key: f"{key} = '101MiB/s': {allowed}"}
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
@@ -365,7 +394,7 @@ def test_a_ceiling_too_low_to_work_under_is_refused(tmp_path: Path, direction: s
         ({"consistency": "strict"}, "index", "consistency = ttl or immutable"),
         ({}, "index", "with strict"),
         ({"mode": "read-only", "prefix": "s3://"}, "index", "names a bucket"),
-        ({"mode": "read-only", "index_refresh": "90s"}, "index_refresh", "at most metadata_ttl (60 seconds)"),
+        ({"mode": "read-only", "index_refresh": "90s"}, "index_refresh", "at most metadata_ttl, 1m"),
         ({"mode": "read-only", "metadata_ttl": "1s"}, "metadata_ttl", "at least 2s"),
         ({"consistency": "immutable", "index_inventory": "s3://bucket"}, "index_inventory", "manifest.json"),
     ],

@@ -18,7 +18,7 @@ from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackBackend, WritebackHolder
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoints import STATES
 from gateway.writeback.admin.writeback_admin import NoWriteback

@@ -116,7 +116,7 @@ def test_8_2_a_disk_that_dies_under_the_gateway(tmp_path: Path, origin: StrictOr
         asked = len(origin.request_lines)
         read_all(gateway, origin)
         assert len(origin.request_lines) - asked >= 2 * WORKERS * len(OBJECTS), "a HEAD and a GET each"
-        assert gateway.log.count("is left alone") <= WORKERS + 1
+        assert gateway.log.count("is not used for now") <= WORKERS + 1
 
 
 @pytest.mark.root

@@ -102,7 +102,7 @@ def test_the_flush_goes_on_when_the_disk_takes_writes_again(gateway: GatewayProc
     eventually(lambda: waiting(gateway) == 0)
     eventually(lambda: failing_processes(gateway) == 0)
     assert process_id(gateway, "background") == background
-    told = [line for line in gateway.log.splitlines() if "the write-back journal takes nothing until" in line]
+    told = [line for line in gateway.log.splitlines() if "the write-back journal takes no writes until" in line]
     assert len(told) == 1
     assert len([line for line in gateway.log.splitlines() if '"level":"info"' not in line]) < 60
 

@@ -217,7 +217,7 @@ def test_what_is_no_prefix_is_wrong_usage(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_used_is_what_is_found(tmp_path: Path) -> None:
     """Every mistake of it, with the variable."""
     code, text = doctor(tmp_path / "none.toml")
-    assert (code, "error   config = " in text) == (1, True)
+    assert (code, "none.toml cannot be read" in text) == (1, True)
     file = tmp_path / "forebay.toml"
     file.write_text("")
     code, text = doctor(file, FOREBAY_SERVER__PORT="x")

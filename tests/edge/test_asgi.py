@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.asgi import S3App
 from gateway.errors import ClientDisconnected, OriginUnreachable
-from gateway.objects import BodyStream
+from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.model import BodyStream
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gateway.edge.asgi import COPIED_BYTES, RequestRecord, send_reply
-from gateway.objects import BodyStream, BorrowedBuffer
+from gateway.model import BodyStream, BorrowedBuffer
 from gateway.operations.context import Response
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)

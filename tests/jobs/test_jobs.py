@@ -22,7 +22,7 @@ from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until

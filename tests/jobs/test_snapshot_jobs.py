@@ -279,7 +279,7 @@ def test_a_frozen_slot_is_warmed_with_what_is_frozen(tmp_path: Path) -> None:
             job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
             assert (job.state, job.objects_failed, job.bytes_fetched) == (JobState.FAILED, 1, 4 * BLOCK)
             assert job.errors == (
-                f"s3://{BUCKET}/data/00000: the origin does not have it with ETag "
+                f"s3://{BUCKET}/data/00000: the origin does not have the version with ETag "
                 f"{_etag(bench, 'data/00000')} any more",
             )
             gets = [call for call in origin.calls if call.method == "GET" and call.key]

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from gateway.jobs.worklist import Worklist
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 
 
 def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:

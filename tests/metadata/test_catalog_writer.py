@@ -10,11 +10,11 @@ from typing import cast
 import lmdb
 import pytest
 
-from gateway.counting import CatalogMetrics
 from gateway.metadata import store as landing
 from gateway.metadata.entries import Entry, ObservedAt
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
-from gateway.objects import ObjectKey
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import ObjectKey
 
 
 class Store:

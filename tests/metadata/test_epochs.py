@@ -18,7 +18,7 @@ import pytest
 
 from gateway.metadata import entries as epochs_module
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt, catalog_key, create
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from gateway.errors import StoreUnavailable, is_no_room
 from gateway.metadata.environment import NEW_ENGINE, open_environment
 from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.opening import open_directory
-from gateway.objects import Homes
+from gateway.model import Homes
 from tests.support.disks import fill_up, small_disk
 
 ORIGIN = Homes("https://origin.example")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
-from gateway.objects import Homes
+from gateway.model import Homes
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]

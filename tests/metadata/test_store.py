@@ -32,7 +32,7 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
-from gateway.objects import Homes, ObjectKey
+from gateway.model import Homes, ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from tests.support.prepared_process import PreparedProcess
 
@@ -201,7 +201,7 @@ OTHER = """
 import os, signal, sys
 from pathlib import Path
 from gateway.metadata.opening import open_directory
-from gateway.objects import Homes, ObjectKey
+from gateway.model import Homes, ObjectKey
 from tests.metadata.test_store import KEY, fill
 catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 print(catalog.store.lookup(KEY) is not None)
@@ -315,7 +315,7 @@ def test_what_is_known_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> No
         assert (catalog.store.lookup(KEY) is not None) == is_known, homes
         catalog.store.land([fill(catalog)])
         catalog.close()
-    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of buckets"):
+    with opened(tmp_path / "c"), pytest.raises(StartupError, match="other homes of the buckets"):
         open_directory(tmp_path / "c", elsewhere)
     with opened(tmp_path / "c") as catalog:
         assert catalog.store.lookup(KEY) is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

@@ -11,7 +11,7 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.clock import SystemClock
 from gateway.metadata.catalog import Catalog
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.operations.warm_up_queue import OBJECTS_AT_ONCE, WAITING_MAX, WarmUpQueue
 from gateway.policy.slots import Prefix, Slot
 

@@ -190,7 +190,7 @@ def test_what_was_lent_before_holds_until_it_ends_and_then_nothing_does() -> Non
                 await clock.advance(3600)
                 with pytest.raises(CredentialsUnavailable, match="STS refuses: AccessDenied") as caught:
                     await credentials.current()
-            assert logged[0]["event"] == "STS lends no key pair; the one of before is good still"
+            assert logged[0]["event"] == "STS lends no key pair; the last one is still good"
             for secret in ("very-secret-id", "secret1", "token1", "own-secret"):
                 assert secret not in str(logged)
                 assert secret not in str(caught.value)
@@ -254,7 +254,7 @@ def test_a_pair_that_is_over_when_it_is_lent_is_none(left_seconds: float, *, tel
         async with told_sts(clock.now) as sts:
             sts.lent_seconds, sts.tells_time = left_seconds, tells_time
             async with lent(sts, clock) as credentials:
-                with pytest.raises(CredentialsUnavailable, match="over already"):
+                with pytest.raises(CredentialsUnavailable, match="expired already"):
                     await credentials.current()
                 for _ in range(5):
                     await asked_again(sts, clock)
@@ -284,7 +284,7 @@ def test_an_sts_that_gives_a_pair_until_it_is_over_is_not_asked_more_and_more_of
                     assert clock.slept[-1] >= 1
                     await asked_again(sts, clock)
                 await until(lambda: credentials.problem is not None)
-                with pytest.raises(CredentialsUnavailable, match="over already"):
+                with pytest.raises(CredentialsUnavailable, match="expired already"):
                     await credentials.current()
                 assert len(sts.asked) <= 9
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.requests import encode_key, encode_path, encode_query, parse_copy_source, parse_query
 from tests.s3.wire import keys, request
 

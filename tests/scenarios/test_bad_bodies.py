@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from gateway.blocks.closed import ClosedCache
+from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import SystemClock
-from gateway.counting import CacheMetrics
 from gateway.errors import OriginError, StoreUnavailable
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call

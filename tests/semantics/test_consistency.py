@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
-from gateway.objects import ObjectKey
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot, Slots

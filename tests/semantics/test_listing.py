@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.counting import CatalogMetrics
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import CatalogMetrics
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml

@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from gateway.metrics import MISSES
-from gateway.objects import MissReason, ObjectKey
+from gateway.model import MissReason, ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files

@@ -21,7 +21,7 @@ from botocore.credentials import Credentials
 from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
 from gateway.errors import S3Error
 from gateway.metrics import AUTHORIZATIONS
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.writeback import flush_wait
 from gateway.origin.client import OriginRequest
 from gateway.origin.signing import KeyPair

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gateway.counting import SmallAnswerMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
+from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.counting import SnapshotMetrics
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
-from gateway.objects import Homes
+from gateway.metric_observers import SnapshotMetrics
+from gateway.model import Homes
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support import listing_model as model

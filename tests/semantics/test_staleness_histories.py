@@ -19,9 +19,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.counting import CatalogMetrics
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import CatalogMetrics
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot

@@ -238,7 +238,7 @@ def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.7 Some stores make their own for them, and MD5s for others: no PutObject has uploads be absorbed again."""
-    monkeypatch.setattr("gateway.operations.writeback.objects.LEARNED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
 
     async def scenario(client: Client) -> None:
         async def upload(name: str) -> Got:

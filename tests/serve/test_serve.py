@@ -384,7 +384,7 @@ def test_a_gateway_outlives_the_removal_of_its_files_in_shared_memory(tmp_path: 
         for number, pid in enumerate(before):
             gateway.wait_for_worker(number, other_than=pid)
         assert shared.exists()
-        assert gateway.log.count("were removed: they are made anew") == 1
+        assert gateway.log.count("Forebay makes them anew") == 1
 
 
 @pytest.mark.slow

@@ -171,9 +171,9 @@ def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
-    assert "are made anew" in out
+    assert "Forebay makes them anew" in out
     assert "killed" not in out
-    assert "unasked" not in out
+    assert "unexpectedly" not in out
     assert not shared.exists()
 
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from gateway.blocks.closed import ClosedCache
-from gateway.buffering import Flushing, Surroundings
+from gateway.blocks.disabled_cache import ClosedCache
 from gateway.clock import Moment
-from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.edge import asgi
 from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.write_back_wiring import Flushing, FlushServices
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
@@ -162,7 +162,7 @@ class Node:
         async def begin() -> None:
             buffer = await WritebackBuffer.open(self.directory, 99, self._bounded, clock=self.clock)
             origin = self._origin.of(process)
-            around = Surroundings(
+            around = FlushServices(
                 origin,
                 Catalog.switched_off(origin, self.clock, CatalogMetrics()),
                 cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),

@@ -16,8 +16,8 @@ from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.reading.reader import RangeReader
 from gateway.clock import Clock, SystemClock
-from gateway.counting import CacheMetrics, SlotBytes
-from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics, SlotBytes
+from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin import MemoryOrigin

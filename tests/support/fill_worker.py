@@ -22,7 +22,7 @@ from typing import Self
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import SystemClock
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import KeyPair, StaticCredentials

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.clock import Moment
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging

@@ -10,7 +10,6 @@ from pathlib import Path
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
 from gateway.clock import Clock, SystemClock
-from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, SnapshotMetrics
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.edge.asgi import S3App
 from gateway.metadata.bucket_metadata import BucketMetadataCache
@@ -18,7 +17,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.objects import Homes
+from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, SnapshotMetrics
+from gateway.model import Homes
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.counting import IndexMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
+from gateway.metric_observers import IndexMetrics
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation

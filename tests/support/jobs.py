@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock, SystemClock
-from gateway.counting import CatalogMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobState
 from gateway.jobs.runner import Jobs
@@ -17,7 +16,8 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.objects import Homes
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
 from tests.support.blocks import BUCKET, MIB, open_cache, until

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec, migration
 from gateway.writeback.journal.records import ExpectedVersion, Part, WriteSpec

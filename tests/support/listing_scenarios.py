@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gateway.counting import CatalogMetrics
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import CatalogMetrics
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call

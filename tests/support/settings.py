@@ -19,7 +19,8 @@ def load(tmp_path: Path, text: str, **environment: str) -> LoadedSettings:
 
 
 def problems(tmp_path: Path, text: str, **environment: str) -> dict[str, str]:
-    """Key -> message of everything that is refused."""
+    """Key -> message of everything that is refused, without the name of the file that it came from."""
     with pytest.raises(SettingsError) as refused:
         load(tmp_path, text, **environment)
-    return {problem.key: str(problem) for problem in refused.value.problems}
+    of_file = f" (from {tmp_path / 'forebay.toml'})"
+    return {problem.key: str(problem).replace(of_file, "") for problem in refused.value.problems}

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
+from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import Prefix, Slot
 
 QUESTION = Question("GetBucketLocation", "bucket")

@@ -12,7 +12,7 @@ from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.objects import Homes
+from gateway.model import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.clock import Clock, SystemClock
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of

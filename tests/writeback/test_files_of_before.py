@@ -11,7 +11,7 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.writeback.files.staged_file import StagedFile, read_verified
 from gateway.writeback.files.trailer import CHUNK_BYTES
 from gateway.writeback.journal import codec

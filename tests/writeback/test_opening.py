@@ -13,7 +13,7 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, StartupError
-from gateway.objects import Homes, ObjectKey
+from gateway.model import Homes, ObjectKey
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import BucketCapabilities, LastOwnWrite

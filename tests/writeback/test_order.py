@@ -14,7 +14,7 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import InConflict
-from gateway.objects import MARKERS
+from gateway.model import MARKERS
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write

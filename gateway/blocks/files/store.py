@@ -198,7 +198,7 @@ class BlockStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
+                raise StoreUnavailable(f"the file of a fetch cannot be opened: {error}") from error
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return lease_of(descriptor, is_mappable=self._maps_files)
         return None
@@ -241,7 +241,7 @@ class BlockStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
+            raise StoreUnavailable(f"the length of a block file cannot be read: {error}") from error
 
     def publish(self, file: str) -> None:
         """Move a finished partial file to its place."""
@@ -295,7 +295,7 @@ class BlockStore:
         try:
             set_aside(self._ballast, BALLAST_BYTES)
         except OSError as error:
-            raise StoreUnavailable(f"no ballast can be set aside: {error}") from error
+            raise StoreUnavailable(f"the reserve file cannot be written: {error}") from error
 
     def drop_ballast(self) -> None:
         """Give the ballast up: its room is needed now."""

@@ -19,7 +19,7 @@ from gateway.blocks import layout
 from gateway.blocks.directory import Adoption
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.errors import StoreUnavailable
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption
         records = list(_records(offered, block_size_bytes))
         disk_bytes = offered.path.stat().st_size
     except OSError as error:
-        raise StoreUnavailable(f"a file to be adopted cannot be read: {error}") from error
+        raise StoreUnavailable(f"a file to be linked into the cache cannot be read: {error}") from error
     if not records:
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
@@ -65,7 +65,7 @@ def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecor
     descriptor = os.open(offered.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_size < offered.size_bytes:
-            raise StoreUnavailable("a file to be adopted is shorter than it was")
+            raise StoreUnavailable("a file to be linked into the cache is shorter than it was")
         for block in whole:
             start = block.offset - offered.offset
             packed = _known(known, start, block) or _computed(descriptor, start, block)
@@ -99,6 +99,6 @@ def _computed(descriptor: int, start: int, block: Block) -> bytes:
         size = min(CHUNK_BYTES, block.length - position)
         chunk = os.pread(descriptor, size, start + position)
         if len(chunk) < size:
-            raise StoreUnavailable("a file to be adopted is shorter than it was")
+            raise StoreUnavailable("a file to be linked into the cache is shorter than it was")
         packed += crt.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little")
     return bytes(packed)

@@ -22,9 +22,9 @@ from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
-from gateway.objects import ByteRange
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 
@@ -236,7 +236,7 @@ class LargeBlockFetcher:
         try:
             return await self._read_on(fetch, lock, holder, file)
         except BlockDamaged as error:
-            raise StoreUnavailable(f"what another process fetches does not come back: {error}") from error
+            raise StoreUnavailable(f"the bytes that another process fetches cannot be read back: {error}") from error
         finally:
             file.close()
 

@@ -27,8 +27,8 @@ from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_bloc
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent, data_offset, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.counting import CacheMetrics
 from gateway.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Fetchers:
         """Readers go past the cache."""
         if not self.isolation.writable:
             return self.isolation.refuse_writing()
-        return StoreUnavailable("another process keeps the block index from being written")
+        return StoreUnavailable("the block index cannot be written: another process holds its lock")
 
 
 class SingleFlight:

@@ -33,10 +33,10 @@ from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import Block, Reservation
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.immutable import immutable
-from gateway.objects import ByteRange
+from gateway.metric_observers import CacheMetrics
+from gateway.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 
 PARTS_OF_CAPACITY = 256
@@ -112,7 +112,7 @@ class SegmentAppender:
             appended = self._append(alike, segment, blocks[:count])
             if appended is not None:
                 return appended
-        raise StoreUnavailable("other processes evict what is written all the time")
+        raise StoreUnavailable("other processes keep evicting the block that was just written")
 
     def _segment_bytes(self, slot: str) -> int:
         capacity = self.directory.capacity
@@ -216,7 +216,7 @@ class GroupCommitWriter:
         """
         while not self.has_room(count):
             if self._threads.stalled():
-                raise StoreUnavailable("memory is full of blocks that another process keeps from being written")
+                raise StoreUnavailable("memory is full of blocks that cannot be written: another process is in the way")
             self._eased.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):

@@ -56,7 +56,7 @@ from gateway.blocks.layout import (
 )
 from gateway.errors import NotKept, PinRefused, StoreUnavailable
 from gateway.lmdb_commits import LastCommit
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
@@ -598,7 +598,7 @@ class BlockIndex:
 def _check_writes(written_bytes: int, capacity: Capacity) -> None:
     bytes_max = capacity.daily_writes_bytes
     if bytes_max is not None and written_bytes > bytes_max:
-        raise NotKept("write-budget", f"the {bytes_max} bytes that may be written in a day are written")
+        raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
 
 
 PINS_MAX = 1000
@@ -641,7 +641,7 @@ class PinList:
             numbers = {str(prefix): int(number) for prefix, number in document["pins"].items()}
             return cls(numbers, document["next"], frozenset(map(str, document.get("kept", ()))) & numbers.keys())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreUnavailable(f"the file of pins cannot be understood: {error}") from error
+            raise StoreUnavailable(f"the file of pins is not valid: {error}") from error
 
 
 class PinnedPrefixes:
@@ -799,7 +799,7 @@ class Pins:
             return
         file = found[1]
         if not file.pin and not self._index.pins_fit(transaction, file.slot, file.disk_bytes, capacity):
-            raise PinRefused("the cache has no room for more that is pinned")
+            raise PinRefused("the cache has no room for more pinned blocks")
         transaction.hold(file, number)
 
     def _let_go_some(self, slot: int, after: bytes) -> bytes | None:

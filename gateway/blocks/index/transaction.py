@@ -346,7 +346,7 @@ class IndexTransaction:
         """Have a file that is known by its name stand where it says."""
         known = self._file_at(layout.file_key(file.file))
         if known is None:
-            raise lmdb.CorruptedError(f"{file.file} is to be changed and is not there")
+            raise lmdb.CorruptedError(f"the index has no row for {file.file}, which is to change")
         if layout.queue_key(known) != layout.queue_key(file):
             self.take(known)
             self.put(file)
@@ -362,7 +362,7 @@ class IndexTransaction:
             return None
         file = self._file_at(key[-FILE_KEY_BYTES:])
         if file is None:
-            raise lmdb.CorruptedError("a file stands in a queue and is not there")
+            raise lmdb.CorruptedError("a queue names a file that the index does not have")
         return file
 
     def queued(self, slot: int, queue: Queue, after: bytes, count_max: int) -> list[tuple[bytes, FileRecord]]:

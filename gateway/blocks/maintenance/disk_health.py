@@ -24,8 +24,8 @@ import structlog
 
 from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 
 FAILURES_MAX = 3
 FAILURES_SECONDS = 10.0
@@ -68,10 +68,10 @@ class CircuitBreaker:
         return WELL if self._trouble is None else self._trouble.value
 
     def refuse_reading(self) -> StoreUnavailable:
-        return StoreUnavailable(f"the cache directory is left alone: {self.state}")
+        return StoreUnavailable(f"the cache directory is not used for now: it is {self.state}")
 
     def refuse_writing(self) -> StoreUnavailable:
-        return StoreUnavailable(f"nothing is filled: the cache directory is {self.state}")
+        return StoreUnavailable(f"nothing is cached: the cache directory is {self.state}")
 
     def note(self, error: BaseException) -> None:
         """Something failed; what says nothing about the disk is passed over."""
@@ -106,9 +106,9 @@ class CircuitBreaker:
         if self._trouble is None and self._clock.monotonic() - self._well_since >= STEADY_SECONDS:
             self._pause_seconds = PAUSE_SECONDS
         _log.error(
-            "the cache directory is left alone, the origin serves"
+            "the cache directory is not used for now: the origin serves"
             if trouble is Trouble.FAILING
-            else "the cache directory takes nothing, what is in it is served",
+            else "the cache directory takes no writes: what is in it is served",
             directory=str(self._directory),
             state=trouble.value,
             error=str(error),

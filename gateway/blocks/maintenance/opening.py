@@ -198,7 +198,7 @@ def _refuse_other_formats(path: Path) -> None:
     if found not in (FORMAT, *_FORMATS_BEFORE):
         raise StartupError(
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
-            "run the version that wrote it, or empty the directory (blocks are fetched again)"
+            "run the version that wrote it, or empty the directory (Forebay fetches the blocks again)"
         )
 
 

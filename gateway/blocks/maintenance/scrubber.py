@@ -22,8 +22,8 @@ from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.metric_observers import CacheMetrics
 
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024
@@ -76,7 +76,7 @@ def save_pass(path: Path, record: ScrubPass) -> None:
     try:
         write_durably(path, orjson.dumps(asdict(record)))
     except OSError as error:
-        raise StoreUnavailable(f"how far the scrubber has come cannot be written down: {error}") from error
+        raise StoreUnavailable(f"the scrubber's position cannot be written: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class WorkerLocks:
             before, seen = seen, (holder, stamp(holder) if holder is not None else 0)
             looks = looks + 1 if seen == before and holder is not None else 0
             if looks >= OPENING_LOOKS_MAX:
-                raise BlockingIOError(errno.EAGAIN, f"worker {holder} does not finish opening or closing it, and hangs")
+                raise BlockingIOError(errno.EAGAIN, f"worker {holder} hangs while it opens or closes it")
 
     def _leave_number(self, descriptor: int) -> None:
         try:
@@ -65,7 +65,7 @@ class WorkerLocks:
         if not try_lock(descriptor):
             os.close(descriptor)
             raise StartupError(
-                f"another process uses worker slot {self._worker} of {self._directory.parent}: "
+                f"another process runs as worker {self._worker} on {self._directory.parent}: "
                 "stop it, or give this gateway a cache directory of its own"
             )
         self._own = descriptor

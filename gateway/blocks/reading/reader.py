@@ -43,7 +43,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
+from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
@@ -495,7 +495,7 @@ class RangeReader:
         if isinstance(source, BlockSource):
             await self._opener.drop(source.block, source.extent)
         if self._damages > REFILLS_MAX or not isinstance(source, BlockSource):
-            raise StoreUnavailable("what is written to the cache directory does not come back")
+            raise StoreUnavailable("what was written to the cache directory cannot be read back")
 
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]

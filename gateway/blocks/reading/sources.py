@@ -29,9 +29,9 @@ from gateway.blocks.layout import Block, BlockSettings, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.reading.verifying import AheadRoom, PieceVerifier
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, OriginBusy, StoreUnavailable
-from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
+from gateway.metric_observers import CacheMetrics
+from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
 
 _MARKS_MAX = 4096

@@ -320,7 +320,7 @@ function drawUnflushed(overview, now) {
     return [h("span", {}, name, h("span", { class: "note" }, `${bytes(one.bytes)}, for ${ago(one.acknowledged_at, now)}${one.reason ? `: ${one.reason}` : ""}`)), tag(one.failures && one.state === "waiting" ? "failing" : one.state, "bad"), button("Resolve…", `resolve ${one.sequence}`, () => resolveAction(one, name))];
   });
   const uploads = overview.uploads.map((one) => [h("span", {}, `s3://${one.bucket}/${one.key}`, h("span", { class: "note" }, `${counted(one.parts, "part")}, ${bytes(one.bytes)}, the last ${ago(one.touched_at, now)} ago`)), button("Abort…", `abort ${one.upload_id}`, () => abortAction(one))]);
-  return show("unflushed", pending.journal_problem ? h("p", {}, tag(`the journal takes nothing: ${pending.journal_problem}`, "bad")) : null,
+  return show("unflushed", pending.journal_problem ? h("p", {}, tag(`the journal takes no writes: ${pending.journal_problem}`, "bad")) : null,
     slots.length ? slots : empty("No slot writes back: every write goes to the origin at once."),
     problems.length ? table(["object", "state", ""], problems) : null, uploads.length ? table(["open upload", ""], uploads) : null);
 }

@@ -47,7 +47,7 @@ from gateway.edge.server.request_head import (
 from gateway.edge.server.response import WriteWatch, refusal_bytes, send_span, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import BlockDamaged, S3Error
-from gateway.objects import PinnedFileSpan
+from gateway.model import PinnedFileSpan
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error
@@ -464,7 +464,7 @@ class S3Protocol(S3Connection):
         try:
             answer = heads.answer(head)
         except Exception:  # the whole way says what is wrong, and answers it
-            _logger.exception("what is prepared failed")
+            _logger.exception("a prepared answer failed")
             return False
         if answer is None:
             return False

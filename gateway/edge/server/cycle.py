@@ -49,7 +49,7 @@ from gateway.edge.server.response import (
 )
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import ClientDisconnected
-from gateway.objects import FileSpan, PinnedFileSpan
+from gateway.model import FileSpan, PinnedFileSpan
 from gateway.s3.error_codes import s3_error
 
 _TASK_WANTED: Any = object()

@@ -23,10 +23,10 @@ from structlog.typing import FilteringBoundLogger
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway import cancellation
-from gateway.counting import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
+from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
 from gateway.operations.context import AppContext, Told
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
@@ -233,7 +233,7 @@ class PreparedRequests:
             self._not_answered(prepared, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
             raise
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
-            self._log.exception("what is prepared failed")
+            self._log.exception("a prepared answer failed")
         finally:
             self._observer.in_flight(-1)
             if answer is None:

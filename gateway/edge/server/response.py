@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import BlockDamaged, ClientDisconnected, S3Error
-from gateway.objects import BorrowedBuffer, FileSpan
+from gateway.model import BorrowedBuffer, FileSpan
 from gateway.s3.error_codes import error_document, s3_error
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from functools import partial
 import lmdb
 
 from gateway.blocks.cache import BlockCache
-from gateway.counting import IndexMetrics
 from gateway.errors import OriginAnswered, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
@@ -33,7 +32,8 @@ from gateway.metadata.listing.page_parser import PackedPage, packed_page
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.metric_observers import IndexMetrics
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain

@@ -16,7 +16,6 @@ from typing import Any, Self
 import lmdb
 import structlog
 
-from gateway.counting import IndexMetrics
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
@@ -26,6 +25,7 @@ from gateway.jobs.indexing.status import IndexStatus
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Bound, Interval, bound_of
+from gateway.metric_observers import IndexMetrics
 from gateway.policy.slots import Slot
 
 LOOK_SECONDS = 5.0
@@ -143,7 +143,7 @@ class SlotIndex:
             self._split_points = await start.read(self._parts)
         except ForebayError as error:
             self.progress.inventory_error = said(error)
-            _log.warning("an inventory cannot be used: the crawl begins without", slot=plan.slot, error=said(error))
+            _log.warning("an inventory cannot be used: the crawl begins without it", slot=plan.slot, error=said(error))
 
     async def _crawl(self, parts: Sequence[KeyRange], look: _Look) -> None:
         progress = self.progress
@@ -218,7 +218,7 @@ class SlotIndex:
         self._failures += 1
         self.progress.state, self.progress.error = "failing", said(error)
         if self._failures == 1:
-            _log.warning("a crawl has failed, and goes on later", slot=self._slot.name, error=said(error))
+            _log.warning("a crawl has failed: it is tried again later", slot=self._slot.name, error=said(error))
         return float(min(_PAUSE_SECONDS_MAX, 2.0**self._failures))
 
     def _is_done(self, learned: ObservedAt, now: ObservedAt, parts: int) -> bool:
@@ -310,7 +310,7 @@ class Indexes:
             await index.run()
         except Exception as error:
             index.progress.state, index.progress.error = "failing", f"{type(error).__name__}: see the log"
-            _log.error("an index is not kept up any more", slot=index.progress.slot, exc_info=error)
+            _log.error("an index is not crawled any more", slot=index.progress.slot, exc_info=error)
             raise
 
 

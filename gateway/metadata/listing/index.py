@@ -13,7 +13,6 @@ import lmdb
 
 from gateway import cancellation
 from gateway.clock import Clock
-from gateway.counting import CatalogMetrics
 from gateway.errors import StoreUnavailable
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
@@ -31,6 +30,7 @@ from gateway.metadata.listing.records import (
 from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.opening import OpenCatalog
 from gateway.metadata.store import DiskThread, in_time
+from gateway.metric_observers import CatalogMetrics
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage

@@ -40,7 +40,7 @@ from gateway.metadata.listing.records import (
     with_template,
     without_template,
 )
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.list_result import EntryTemplate
 
 NUMBER_BYTES = 4

@@ -174,7 +174,7 @@ class ObjectFile:
         """Read all of it, to see that it is what was written, and so many objects. Blocks for long."""
         found = sum(leaf.count for leaf in self._leaves(self._root, b""))
         if found != objects:
-            raise SnapshotUnusable(f"it has {found} objects, and not {objects}")
+            raise SnapshotUnusable(f"it has {found} objects instead of {objects}")
 
     def _leaf(self, key: bytes) -> _Leaf:
         """The one that the key lies in, or would."""

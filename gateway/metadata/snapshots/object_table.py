@@ -106,7 +106,7 @@ class ObjectTable:
             number = len(self.templates)
             if number >= TEMPLATES_MAX:
                 raise SnapshotError(
-                    f"the objects are of more than {TEMPLATES_MAX} kinds (owner, storage class, checksums)"
+                    f"owner, storage class and checksums of the objects differ in more than {TEMPLATES_MAX} ways"
                 )
             transaction.put(number.to_bytes(2, "big"), pack_template(template), db=self._templates)
             self.templates.append(template)

@@ -16,7 +16,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.hard_link_ingest import OfferedFile
 from gateway.errors import BlockError, BufferDamaged, OriginError, S3Error
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.writeback.files.staged_file import Staging

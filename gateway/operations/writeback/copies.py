@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import OriginAnswered, OriginBodyError, S3Error
-from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
+from gateway.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.bodies import (
@@ -377,12 +377,12 @@ async def _leave_to_the_origin(context: RequestContext, buffer: WritebackBuffer,
     if upload.origin_upload_id is None:
         raise s3_error(
             "ServiceUnavailable",
-            "This upload was begun while the origin was away, and the origin, which is to copy, has none of it yet: "
-            "begin another.",
+            "This upload was begun while the origin was away. Only the origin can make this copy, and it does not have "
+            "the upload yet: begin another.",
         )
     await FlushWait(context, buffer).for_keys([copying.source.key])
     if may_be_on_its_way(buffer, upload, copying.number):
-        raise s3_error("SlowDown", "A part of this number is just on its way to the origin: try again.")
+        raise s3_error("SlowDown", "A part with this number is on its way to the origin: try again.")
 
 
 async def _copied_at_origin(

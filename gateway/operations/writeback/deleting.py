@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import BufferUnavailable, InConflict, S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.operations.writeback.flush_wait import FlushWait, conflict

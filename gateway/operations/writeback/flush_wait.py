@@ -10,7 +10,7 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.origin.client import Purpose
 from gateway.s3.error_codes import s3_error
@@ -76,7 +76,7 @@ class FlushWait:
                 if one.state is State.LOCAL and not past_local:
                     raise s3_error(
                         "NotImplemented",
-                        "The bucket has objects that are kept on this node only, not to be sent: delete them first.",
+                        "This node keeps objects of the bucket that are never sent to the origin: delete them first.",
                     )
                 if one.state is State.LOCAL:  # nobody sends it
                     continue
@@ -110,7 +110,10 @@ class FlushWait:
             if isinstance(found, Refused) or (isinstance(found, LookedFor) and not found.missing):
                 return
             if self._clock.monotonic() + pause_seconds >= self._deadline:
-                raise s3_error("ServiceUnavailable", "What it names is not at the origin yet: try again.")
+                raise s3_error(
+                    "ServiceUnavailable",
+                    "The origin does not have all the files yet that this manifest names: try again.",
+                )
             with cancellation.turn():
                 await self._clock.sleep(pause_seconds)
             pause_seconds, is_first = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS), False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.blocks.cache import BlockCache
 from gateway.errors import BlockError, PinRefused
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_retention import KeptCheckpoint
 

@@ -76,7 +76,7 @@ def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFi
     if isinstance(named, NamedFiles):
         return named
     _log.warning(
-        "what a manifest names is not understood: it goes to the origin in the order of arrival",
+        "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
         "manifest",
         object=str(context.object_key),
         slot=context.slot.name,

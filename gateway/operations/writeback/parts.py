@@ -71,7 +71,7 @@ def check_not_in_use(upload: Write, number: int) -> None:
 
 
 def _in_use() -> S3Error:
-    return s3_error("ServiceUnavailable", "The upload is just being completed with this part: try again.")
+    return s3_error("ServiceUnavailable", "The upload is being completed with this part: try again.")
 
 
 # Past the buffer

@@ -3,7 +3,7 @@
     Create → written down that the origin is asked → asked, for what lies under the key, too → the upload is open here,
              with an upload id of our own → 200; where the origin is away and its bucket known, it is begun here alone
     UploadPart, UploadPartCopy → parts.py, copies.py
-    Complete → completing.py
+    Complete → complete_upload.py
     Abort, ListParts → from the journal
 
 Uploads that the journal does not know were begun at the origin before: they are its own, and go through.
@@ -234,7 +234,7 @@ async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
     while not await buffer.abort(found.upload_id or ""):
         while buffer.look(lambda tx: _is_being_completed(tx, found)):
             if clock.monotonic() >= began + PATIENCE_SECONDS:
-                raise s3_error("ServiceUnavailable", "The upload is just being completed: try again.")
+                raise s3_error("ServiceUnavailable", "The upload is being completed: try again.")
             await until_next_look(clock, began)
         if buffer.look(lambda tx: tx.upload(found.upload_id or "")) is None:
             raise no_such_upload(found.upload_id or "")

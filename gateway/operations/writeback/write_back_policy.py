@@ -142,7 +142,8 @@ def refuse_unless_kept_here(reason: Reason | None) -> None:
     if reason is not None:
         raise s3_error(
             "NotImplemented",
-            f'The slot has write = "scratch": nothing is sent to the origin, and this only it could judge ({reason}).',
+            'The slot has write = "scratch": Forebay sends nothing to the origin, and only the origin could judge this '
+            f"({reason}).",
         )
 
 

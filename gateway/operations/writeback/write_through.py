@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown
-from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.errors import BufferDamaged
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of

@@ -15,7 +15,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
-from gateway.objects import LOCAL_EXPIRY_SECONDS, ObjectKey
+from gateway.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
@@ -132,7 +132,7 @@ class CheckpointRetention:
                 lambda tx: tx.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
             )
             if objects:
-                _log.info("objects that were kept here only are sent after all", slot=slot, objects=objects)
+                _log.info("objects that were not to be sent are sent after all", slot=slot, objects=objects)
 
     async def _keep_here(self, row: CheckpointRow, newer_since: float) -> None:
         now = self._clock.now()
@@ -162,7 +162,7 @@ class CheckpointRetention:
         for name, reason in refused.items():
             if self.kept.get(name) != reason:
                 _log.warning(
-                    "a checkpoint that is to be kept is not, or not whole", checkpoint=str(name), reason=reason
+                    "keep_last: the cache cannot keep all of a checkpoint", checkpoint=str(name), reason=reason
                 )
         self.kept = {one.name: refused.get(one.name) for one in chosen}
         self._has_kept = bool(chosen)
@@ -178,7 +178,7 @@ class CheckpointRetention:
                 lambda tx: tx.remove_local(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
             )
             if objects:
-                _log.info("objects that were kept here only have expired", slot=slot, objects=objects, bytes=size_bytes)
+                _log.info("objects that were not to be sent have expired", slot=slot, objects=objects, bytes=size_bytes)
 
 
 def _with_local(tx: JournalView) -> list[str]:

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token

@@ -71,14 +71,18 @@ class ConflictResolver:
         expected, now = ExpectedVersion.exactly(found.etag), self._clock.now()
         if not await self._tools.journal.change(lambda tx: tx.overwrite(row.id, expected, now)):
             raise _not_to_be_decided(row)
-        _log.warning("a conflict is decided: what the origin has is overwritten", object=str(row.key), etag=found.etag)
+        _log.warning(
+            "a conflict was resolved: this node's write overwrites what the origin has",
+            object=str(row.key),
+            etag=found.etag,
+        )
         return found.etag
 
     async def _send_without_files(self, row: PendingRow) -> None:
         self._tools.manifests.waive(row.id)
         now = self._clock.now()
         await self._tools.journal.change(lambda tx: tx.try_now(*row.key, now, [row.id]))
-        _log.warning("a manifest is sent, and what it names is not all at the origin", object=str(row.key))
+        _log.warning("a manifest is sent although the origin lacks files that it names", object=str(row.key))
 
     async def _give_up(self, row: PendingRow, decision: Decision) -> None:
         hopeless = row.is_damaged or row.turn.attempts > 0 or self._tools.manifests.is_waiting(row.id)
@@ -99,5 +103,5 @@ def _gone(row: PendingRow) -> Write:
 def _not_to_be_decided(row: PendingRow) -> NotToBeDecided:
     kind = "a conflict" if row.is_conflict else "on its way to the origin, and no conflict"
     if row.is_damaged:
-        return NotToBeDecided(f"what is pending under {row.key} is damaged: it can be given up (discard), and not kept")
+        return NotToBeDecided(f"what is pending under {row.key} is damaged: you can discard it, not keep it")
     return NotToBeDecided(f"what is pending under {row.key} is {kind}: look at it again")

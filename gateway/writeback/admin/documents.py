@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.names import Name
+from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.journal.records import BucketCapabilities, State

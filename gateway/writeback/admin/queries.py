@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.names import Name
+from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State, Turn, Write
 from gateway.writeback.journal.schema import connect_reading

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import NothingPending
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
@@ -22,7 +22,7 @@ from gateway.writeback.admin.documents import (
     to_token,
     upload_document,
 )
-from gateway.writeback.admin.names import Name, is_at_origin, is_known_here, may_be_name, name_of
+from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
 from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
@@ -151,7 +151,7 @@ class WritebackAdmin:
         row = await self._queries.first_of(key)
         if row is None or sequence not in (None, row.sequence):
             raise NothingPending(
-                f"nothing is pending under {key}" + ("" if sequence is None else ", or another by now")
+                f"nothing is pending under {key}" + ("" if sequence is None else ", or a newer write is")
             )
         found = await self._resolver.decide(row, chosen)
         self._summary = None

@@ -245,7 +245,7 @@ class SlotBounds:
             )
         if objects:
             _log.info(
-                "objects that were kept here only have made room",
+                "objects that were not to be sent were removed to make room",
                 slot=self.slot.name,
                 objects=objects,
                 bytes=removed_bytes,
@@ -409,7 +409,7 @@ class Bounds:
         now = self._clock.monotonic()
         if now >= self._told_until:
             self._told_until = now + TROUBLE_SECONDS
-            _log.error("the disk has not taken a write; nothing of it was acknowledged", error=str(error))
+            _log.error("the disk has refused a write; nothing of it was acknowledged", error=str(error))
         for one in self._of.values():
             one.trouble_until = now + TROUBLE_SECONDS
 

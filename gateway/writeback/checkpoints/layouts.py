@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.checkpoint_patterns import BUILT_IN, CheckpointPattern, parse_pattern
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 
 _N = r"[0-9]{1,18}"
 """Numbers that SQLite can hold."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from gateway.atomic_write import map_shared
 from gateway.clock import Clock
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 

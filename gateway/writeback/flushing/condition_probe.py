@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
 from gateway.steps import at_once

@@ -97,7 +97,7 @@ class FlushLogger:
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
         if self._failing.may_tell():
             _log.error(
-                "a write cannot be looked after, and stays here",
+                "a write cannot be processed, and stays here",
                 object=name,
                 slot=slot,
                 reason=reason,
@@ -107,7 +107,7 @@ class FlushLogger:
     def goes_on(self, write: Write) -> None:
         if self._going_on.may_tell():
             _log.info(
-                "a write that could not be flushed goes on",
+                "a write that could not be flushed makes progress again",
                 object=str(write.key),
                 slot=write.spec.slot,
                 **self._going_on.left_out(),
@@ -116,7 +116,8 @@ class FlushLogger:
     def conflict(self, write: Write, reason: str) -> None:
         self._counters.flush_conflict(write.spec.slot)
         _log.error(
-            "A CONFLICT: the write of this node is kept here until somebody decides: forebay writeback resolve",
+            "CONFLICT: others have changed the key; this node keeps its write until a person decides: "
+            "forebay writeback resolve",
             object=str(write.key),
             slot=write.spec.slot,
             reason=reason,
@@ -125,7 +126,7 @@ class FlushLogger:
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
         self._counters.flush_damaged(slot)
         _log.error(
-            "DAMAGED: what lies here of an acknowledged write is not what was acknowledged; it is not sent",
+            "DAMAGED: the bytes of an acknowledged write on this disk have changed; they are kept and not sent",
             object=name,
             slot=slot,
             reason=reason,
@@ -134,7 +135,7 @@ class FlushLogger:
     def not_understood(self, write: Write, reason: str) -> None:
         if self._manifests.may_tell():
             _log.warning(
-                "what a manifest names is not understood: it goes to the origin in the order of arrival",
+                "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
                 object=str(write.key),
                 slot=write.spec.slot,
                 reason=reason,
@@ -144,7 +145,7 @@ class FlushLogger:
     def awaits_files(self, write: Write, reason: str) -> None:
         if self._manifests.may_tell():
             _log.info(
-                "a manifest waits here until the origin has what it names",
+                "a manifest waits here until the origin has the files that it names",
                 object=str(write.key),
                 slot=write.spec.slot,
                 reason=reason,
@@ -153,7 +154,7 @@ class FlushLogger:
 
     def expired(self, write: Write, reason: str) -> None:
         _log.warning(
-            "an upload that nobody has completed is ended",
+            "an upload that its client has not completed has expired",
             object=str(write.key),
             slot=write.spec.slot,
             upload_id=write.upload_id,

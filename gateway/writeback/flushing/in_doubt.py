@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.flushing.requests import OpenUpload, OpenUploads
 from gateway.writeback.flushing.state import CLOCKS_APART_SECONDS, TOLD_APART_SECONDS
 from gateway.writeback.journal.journal import Journal

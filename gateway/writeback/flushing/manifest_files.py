@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.xml import error_code_of, text_of
 from gateway.steps import each, in_steps

@@ -22,7 +22,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
@@ -409,7 +409,9 @@ class Reconciler:
     def _probe_ended(self, bucket: str, probing: asyncio.Task[Conditions]) -> None:
         del self._probes[bucket]
         if not probing.cancelled() and (error := probing.exception()) is not None:
-            _log.warning("it was not found out which conditions a bucket honours", bucket=bucket, reason=repr(error))
+            _log.warning(
+                "Forebay could not find out which conditions a bucket honours", bucket=bucket, reason=repr(error)
+            )
 
     async def _probe(self, write: Write, capabilities: BucketCapabilities) -> Conditions:
         slot, bucket = write.spec.slot, write.key.bucket
@@ -427,7 +429,7 @@ class Reconciler:
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
         await self._journal.change(lambda tx: tx.learn_conditions(bucket, found))
         _log.info(
-            "it was found out which conditions a bucket honours",
+            "Forebay has found out which conditions a bucket honours",
             bucket=bucket,
             put=found.put.name.lower(),
             complete=found.complete.name.lower(),
@@ -619,7 +621,7 @@ class _Run:
         unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
         if unclear:
             _log.warning(
-                "uploads at the origin may be of this gateway, or of another writer: they are left open for half a day",
+                "uploads at the origin may belong to this gateway or to another writer: they stay open for half a day",
                 bucket=write.key.bucket,
                 key=write.key.key,
                 upload_ids=[one.upload_id for one in unclear],

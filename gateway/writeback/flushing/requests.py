@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gateway.clock import Clock, Moment
 from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.s3.headers import parse_http_date, quote, unquote
 from gateway.s3.results import etag_of_result

@@ -15,7 +15,7 @@ from awscrt import checksums as crt
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
 from gateway.steps import Steps, each

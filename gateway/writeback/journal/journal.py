@@ -241,7 +241,7 @@ class Journal:
                 self._thread.submit(self._commit_waiting)
         try:
             if self._failure is not None:
-                raise BufferRefused(f"the write-back journal takes nothing now: {self._failure}")
+                raise BufferRefused(f"the write-back journal takes no writes now: {self._failure}")
             tx, outcomes = self._commit_with_room(batch)
         except (sqlite3.Error, BufferUnavailable) as error:
             failure = self._failed(error)
@@ -355,9 +355,9 @@ class Journal:
         self._mending = asyncio.create_task(self._mend(), name="write-back journal")
         self._observe(True)
         _log.error(
-            "the write-back journal takes nothing: it is damaged, start the gateway again"
+            "the write-back journal takes no writes: it is damaged, start the gateway again"
             if self._is_damaged
-            else "the write-back journal takes nothing until the disk takes and syncs what is written; tried again",
+            else "the write-back journal takes no writes until the disk takes and syncs them: Forebay tries again",
             error=self._failure,
         )
 
@@ -377,7 +377,7 @@ class Journal:
         self._mended_at = self._clock.monotonic()
         self._observe(False)
         self.pending_keys.bump_version()
-        _log.info("the write-back journal takes changes again")
+        _log.info("the write-back journal takes writes again")
 
     def _reopen(self, in_doubt: Sequence[str]) -> bool:
         """Take changes again where a new connection's commit succeeds. In the journal's thread, as all changes."""

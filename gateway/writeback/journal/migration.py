@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.xml import CompletedPart
 from gateway.steps import at_once
 from gateway.writeback.checkpoints.layouts import member_of

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict, PartInUse
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec

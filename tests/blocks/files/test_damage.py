@@ -17,7 +17,7 @@ from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import Extent
 from gateway.errors import BlockDamaged
-from gateway.objects import ByteRange, FileSpan, ObjectVersion
+from gateway.model import ByteRange, FileSpan, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     KIB,

@@ -34,7 +34,7 @@ from gateway.blocks.filling.fetch_locks import (
 )
 from gateway.blocks.layout import block_at, object_id
 from gateway.heartbeats import HUNG_SECONDS, Heartbeats
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 
 WORKERS = 3
 

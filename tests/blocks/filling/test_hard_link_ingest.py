@@ -16,7 +16,7 @@ from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.errors import StoreUnavailable
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     KIB,

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.requests import Operation
 from tests.support.blocks import (

@@ -26,7 +26,7 @@ from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.errors import BlockDamaged, StoreUnavailable
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, MIB, block_files
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.objects import ObjectVersion
+from gateway.model import ObjectVersion
 from tests.support.blocks import KIB, make_origin, open_cache, partial_files, stored
 from tests.support.fill_worker import BLOCK, FillWorker
 from tests.support.memory_origin.faults import Answer, Call

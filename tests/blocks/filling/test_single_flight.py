@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.errors import OriginAnswered, OriginBusy, OriginUnreachable
-from gateway.objects import ByteRange, FileSpan
+from gateway.model import ByteRange, FileSpan
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
 from tests.support.blocks import (
     BLOCK,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import OriginBodyError
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 from gateway.s3.requests import Operation
 from tests.origin.origins import s3_origin
 from tests.support.blocks import BUCKET, MIB, block_files, content_of, open_cache, partial_files, read, stored, until

@@ -18,7 +18,7 @@ from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, block_files, by_last_use, partial_files
 
@@ -254,10 +254,10 @@ def test_room_is_made_in_transactions_of_bounded_size(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_a_slot_belongs_to_one_living_process(tmp_path: Path) -> None:
-    """A second process on the same slot is refused, and the first is not disturbed."""
+def test_a_worker_is_one_living_process(tmp_path: Path) -> None:
+    """A second process with the same number is refused, and the first is not disturbed."""
     opened = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 0)
-    with pytest.raises(StartupError, match="worker slot 0"):
+    with pytest.raises(StartupError, match="another process runs as worker 0"):
         open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 0)
     fill_now(opened, small_block("k1", PAGE))
     opened.close()

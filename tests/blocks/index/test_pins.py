@@ -10,7 +10,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.errors import PinRefused, StoreUnavailable
-from gateway.objects import ObjectVersion
+from gateway.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.memory_origin import MemoryOrigin

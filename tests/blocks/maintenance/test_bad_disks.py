@@ -22,7 +22,7 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.errors import StoreUnavailable
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.model import ByteRange, ObjectVersion
 from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import (
     BLOCK,

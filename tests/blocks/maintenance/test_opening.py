@@ -17,7 +17,7 @@ from gateway.blocks.index.index import Usage
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import FORMAT, open_directory
 from gateway.errors import ConfigError, StartupError, StoreUnavailable
-from gateway.objects import ObjectVersion
+from gateway.model import ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     KIB,

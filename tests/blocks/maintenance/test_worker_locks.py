@@ -24,7 +24,7 @@ def hangs(worker: int) -> int:
 
 def test_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     """It may be stopped, and nobody able to end it: those who wait say so, and serve without the directory."""
-    with WorkerLocks(tmp_path, 3).opening(hangs), pytest.raises(BlockingIOError, match="worker 3 does not finish"):
+    with WorkerLocks(tmp_path, 3).opening(hangs), pytest.raises(BlockingIOError, match="worker 3 hangs while it opens"):
         WorkerLocks(tmp_path, 1).opening(hangs).__enter__()
     with WorkerLocks(tmp_path, 1).opening(hangs):
         pass

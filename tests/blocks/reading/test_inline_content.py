@@ -13,7 +13,7 @@ import pytest
 
 from gateway.blocks.filling import small_block_fetch
 from gateway.clock import SystemClock
-from gateway.objects import ByteRange, ObjectKey
+from gateway.model import ByteRange, ObjectKey
 from gateway.origin.client import Direction
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
-from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import (

@@ -17,7 +17,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import StoreUnavailable
-from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
+from gateway.model import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
 from tests.support.blocks import (
     BUCKET,
     KIB,

@@ -19,7 +19,7 @@ from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.edge.server import response
 from gateway.edge.server.response import STEP_BYTES, FileSender, send_span
 from gateway.errors import BlockDamaged
-from gateway.objects import FileSpan
+from gateway.model import FileSpan
 from tests.support.page_cache import drop_unmapped, page_out
 
 SIZE_BYTES = 40 * CHUNK_BYTES + 777

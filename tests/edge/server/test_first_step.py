@@ -14,7 +14,7 @@ from gateway.edge.server.cycle import RESPONSE, in_task, step
 from gateway.edge.server.response import EncodedResponse
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.errors import BlockDamaged, ClientDisconnected
-from gateway.objects import FileSpan
+from gateway.model import FileSpan
 from tests.edge.server.apps import read_body
 from tests.support.serving import request, serving, until
 

@@ -25,12 +25,12 @@ from urllib.parse import quote
 import pytest
 import structlog
 
-from gateway.counting import RequestMetrics
 from gateway.edge.access import Authenticator, Caller, ConfiguredKeyring, Key, authorise
 from gateway.edge.server import prepared
 from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
 from gateway.edge.server.request_head import HeadParser, RequestHead
 from gateway.errors import S3Error
+from gateway.metric_observers import RequestMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.prepared_reads import is_plain
 from gateway.policy.slots import Grant, Prefix, Slots

@@ -34,7 +34,6 @@ from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
 from gateway.blocks.reading.sources import UnreadSpan
-from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
@@ -42,8 +41,9 @@ from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests, Ques
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
+from gateway.metric_observers import RequestMetrics
 from gateway.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.s3.requests import Operation
 from tests.edge.server.test_prepared import Asked, Pair, damage, head_of, pair
 from tests.support.gateway_app import BLOCK_SIZE_BYTES

@@ -14,7 +14,7 @@ import pytest
 from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
 from gateway.edge.server.response import EncodedResponse, FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
-from gateway.objects import FileSpan
+from gateway.model import FileSpan
 from tests.edge.server.apps import respond
 from tests.support.serving import request, serving
 

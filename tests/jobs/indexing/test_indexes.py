@@ -15,7 +15,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.listing.ranges import Bound
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.counting import CatalogMetrics
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
@@ -34,7 +33,8 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor, pref
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.objects import Homes
+from gateway.metric_observers import CatalogMetrics
+from gateway.model import Homes
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
@@ -557,7 +557,7 @@ import os, signal, sys
 from pathlib import Path
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.opening import open_directory
-from gateway.objects import Homes
+from gateway.model import Homes
 catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 own = OwnWrite("b", [b"a"])
 catalog.dirty.begin(own, 0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.operations.writeback import completing, uploads
+from gateway.operations.writeback import complete_upload, uploads
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
@@ -127,7 +127,7 @@ def test_the_parts_are_those_that_complete_names(tmp_path: Path) -> None:
         await reached.wait()
         again = f"back/m?partNumber=1&uploadId={upload_id}"
         refused = await client.ask("PUT", again, b"other bytes", status=503)
-        assert b"just being completed" in refused.body
+        assert b"is being completed" in refused.body
         copied = {"x-amz-copy-source": "bucket/there"}
         await client.ask("PUT", "there", b"source")
         await client.ask("PUT", again, headers=copied, status=503)
@@ -244,7 +244,7 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
     async def until_it_has_ended(*_: object) -> None:
         await ended.wait()
 
-    monkeypatch.setattr(completing, "until_next_look", until_it_has_ended)
+    monkeypatch.setattr(complete_upload, "until_next_look", until_it_has_ended)
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.clock import Moment, SystemClock
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Slot
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, text_of
 from gateway.steps import at_once

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
 from gateway.metadata.listing.pages import ListRequest
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec

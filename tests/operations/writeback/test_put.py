@@ -32,7 +32,7 @@ def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatc
         async def fails(*_: object) -> None:
             raise BufferUnavailable("disk I/O error")
 
-        monkeypatch.setattr("gateway.operations.writeback.objects.expected_version", fails)
+        monkeypatch.setattr("gateway.operations.writeback.put_object.expected_version", fails)
         assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
         assert list(client.buffer.staging.names()) == []
         assert client.pending("back/k") is None
@@ -111,7 +111,7 @@ def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkey
         await client.learn()
         refused.times = 0
         assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
-        monkeypatch.setattr("gateway.operations.writeback.objects.LEARNED_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
         for how in ("forwarded", "absorbed"):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 
@@ -137,7 +137,7 @@ def test_what_is_pending_is_flushed_before_a_bucket_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.7 Or its flush would meet what was acknowledged after it, and take it for somebody else's, or its place."""
-    monkeypatch.setattr("gateway.operations.writeback.objects.LEARNED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -11,7 +11,7 @@ from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from gateway.errors import S3Error
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_copy_source

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import metrics
 from gateway.clock import Moment
-from gateway.counting import WritebackMetrics
+from gateway.metric_observers import WritebackMetrics
 from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.flushing.state import OTHERS

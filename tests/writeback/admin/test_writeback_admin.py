@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.queries import PendingQueries
@@ -291,7 +291,7 @@ def test_nobody_decides_about_what_is_on_its_way(tmp_path: Path, decision: str) 
         stored = await harness.buffer.put(key("k"), b"ours")
         with pytest.raises(NotToBeDecided, match="on its way"):
             await harness.admin.resolve(key("k"), decision, None)
-        with pytest.raises(NothingPending, match="by now"):
+        with pytest.raises(NothingPending, match="or a newer write is"):
             await harness.admin.resolve(key("k"), decision, stored.sequence + 1)
         with pytest.raises(NothingPending):
             await harness.admin.resolve(key("other"), decision, None)

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.checkpoint_patterns import parse_pattern
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import (
     KNOWN,
     CheckpointName,

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.clock import Moment
 from gateway.errors import BufferUnavailable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing import state

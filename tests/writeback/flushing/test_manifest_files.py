@@ -12,7 +12,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.errors import OriginUnreachable
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import Moment
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.s3 import Attempt

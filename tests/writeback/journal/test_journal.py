@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferRefused, BufferUnavailable, StartupError
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.journal.journal import STEADY_SECONDS, Journal
 from gateway.writeback.journal.schema import BUSY_SECONDS_MAX, connect
 from gateway.writeback.journal.transaction import JournalTransaction

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, StartupError
-from gateway.objects import ByteRange
+from gateway.model import ByteRange
 from gateway.s3.headers import multipart_etag
 from gateway.s3.xml import CompletedPart
 from gateway.steps import at_once

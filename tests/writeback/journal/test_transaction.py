@@ -12,7 +12,7 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict, PartInUse
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.writeback.journal import transaction
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,

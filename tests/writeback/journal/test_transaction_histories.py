@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.clock import Moment
 from gateway.errors import InConflict, PartInUse
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
 from gateway.writeback.journal.schema import prepare

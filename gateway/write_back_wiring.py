@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.closed import Blocks
+from gateway.blocks.disabled_cache import Blocks
 from gateway.clock import Clock
 from gateway.config import Settings
-from gateway.counting import WritebackMetrics
 from gateway.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
+from gateway.metric_observers import WritebackMetrics
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
@@ -89,7 +89,7 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class FlushServices:
     """What a flush reads from, and tells of what it has done."""
 
     origin: Origin
@@ -104,29 +104,29 @@ class Surroundings:
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, around: Surroundings) -> None:
-        publisher = CachePromoter(around.catalog, around.blocks, around.slots, buffer.staging)
-        requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
-        self._slots = around.slots
+    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, services: FlushServices) -> None:
+        publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
+        requests = Requests(services.origin, buffer.staging, buffer.threads, services.clock)
+        self._slots = services.slots
         self._orders = dict[str, SlotOrder]()
         self._rules = dict[str, KeepRules]()
         self._buffers = dict[str, int]()
         self.follow_slots()
-        tools = FlushDependencies(buffer.journal, requests, publisher, around.log, around.clock, self._orders)
+        tools = FlushDependencies(buffer.journal, requests, publisher, services.log, services.clock, self._orders)
         self.buffer = buffer
-        self._clock = around.clock
+        self._clock = services.clock
         self.reconciler = Reconciler(tools)
         self.admin = WritebackAdmin(
-            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, around.clock
+            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, services.clock
         )
-        cache = KeptCheckpoints(around.blocks)
+        cache = KeptCheckpoints(services.blocks)
         self.retention = CheckpointRetention(
-            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, around.clock
+            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, services.clock
         )
         self.admin.report.kept = lambda: self.retention.kept
-        self._log = around.log
-        self._monitor = PendingMonitor(queries, self._buffers, around.clock, around.counters)
-        self._counters = around.counters
+        self._log = services.log
+        self._monitor = PendingMonitor(queries, self._buffers, services.clock, services.counters)
+        self._counters = services.counters
 
     def follow_slots(self) -> None:
         """They were changed. What is pending in one that is gone goes to the origin as before."""
@@ -156,7 +156,7 @@ class Flushing:
 
 @asynccontextmanager
 async def flushing(
-    settings: Settings, buffer: WritebackBuffer | None, around: Surroundings, shared_directory: Path | None = None
+    settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
     """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
     checkpoints."""
@@ -165,7 +165,7 @@ async def flushing(
         return
     queries = PendingQueries(buffer_directory(settings))
     try:
-        made = Flushing(buffer, queries, around)
+        made = Flushing(buffer, queries, services)
         made.admin.report.reads = partial(reads_by_checkpoint, shared_directory)
         yield made
     finally:

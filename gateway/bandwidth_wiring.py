@@ -12,8 +12,8 @@ from gateway import metric_kinds
 from gateway.clock import Clock
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.config.signers import signers
-from gateway.counting import WorkerMetrics
 from gateway.errors import StartupError
+from gateway.metric_observers import WorkerMetrics
 from gateway.metrics import USED_BY_ALL
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import LinkEnd, in_all

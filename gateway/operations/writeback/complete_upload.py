@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Moment
 from gateway.errors import OriginAnswered, S3Error
-from gateway.objects import ObjectKey
+from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
@@ -164,7 +164,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     if not await buffer.complete_at_origin(asked):
         raise s3_error(
             "ServiceUnavailable",
-            "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
+            "A part has just been replaced, or the upload has ended or is being completed: try again.",
         )
     began = clock.monotonic()
     while clock.monotonic() < began + PATIENCE_SECONDS:
@@ -172,7 +172,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
         if ended is not None:
             return ended
         await until_next_look(clock, began)
-    raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
+    raise s3_error("ServiceUnavailable", "The origin has not completed the upload in time: try again.")
 
 
 def _outcome(tx: JournalView, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
@@ -184,7 +184,7 @@ def _outcome(tx: JournalView, key: ObjectKey, upload_id: str, token: str) -> Upl
             raise _aborted(tx, key, upload_id)
         return ended
     if upload.asked_as != token:
-        raise s3_error("ServiceUnavailable", "The upload is being completed in another way: try again.")
+        raise s3_error("ServiceUnavailable", "Another request is completing the upload in a different way: try again.")
     if upload.answer is not None:
         raise _error(upload.answer)
     return None
@@ -200,7 +200,7 @@ def _aborted(tx: JournalView, key: ObjectKey, upload_id: str) -> S3Error:
 def _error(code: str) -> S3Error:
     if code in CODES:
         return s3_error(code)
-    return s3_error("ServiceUnavailable", f"The origin has not done it: {code}")
+    return s3_error("ServiceUnavailable", f"The origin has not completed the upload: {code}")
 
 
 # What the parts make, in S3's order of checks. Pure

@@ -11,8 +11,8 @@ from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
-from gateway.counting import CacheMetrics
-from gateway.objects import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.metric_observers import CacheMetrics
+from gateway.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
 RETRIES = 3
