@@ -670,6 +670,12 @@ CALLER_REFUSED = Counter(
 AUDIT_LOST = Counter(
     "forebay_audit_lost_lines_total", "lines", (), "Lines of the audit log that its disk has not taken, or not in time."
 )
+ACCESS_LOST = Counter(
+    "forebay_access_log_lost_lines_total",
+    "lines",
+    (),
+    "Lines of the access log that its disk has not taken, or not in time.",
+)
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting",
     "requests",

@@ -45,6 +45,8 @@ class Attempt:
     method: str
     status: int | None
     seconds: float
+    bucket: str | None = "bucket"
+    key: str | None = "key"
 
 
 def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:

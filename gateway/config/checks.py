@@ -39,7 +39,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _buckets,
         _references_to_origin_credentials,
         _files,
-        _audit_file,
+        _log_files,
         _capacity,
         _credentials,
         _caller_classes,
@@ -215,16 +215,17 @@ def _origin_proxy(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("origin.proxy", Hidden(), "http://[user:password@]host:port")
 
 
-def _audit_file(settings: Settings) -> Iterator[ConfigError]:
-    path = settings.logging.audit_file
-    if path is None:
-        return
-    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        yield ConfigError(
-            "logging.audit_file", str(path), "a file that can be written to, in a directory that is there"
-        )
-    elif path.is_symlink() or (path.exists() and not path.is_file()):
-        yield ConfigError("logging.audit_file", str(path), "a plain file, and no link")
+def _log_files(settings: Settings) -> Iterator[ConfigError]:
+    audit, access = settings.logging.audit_file, settings.logging.access_file
+    for key, path in (("logging.audit_file", audit), ("logging.access_file", access)):
+        if path is None:
+            continue
+        if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            yield ConfigError(key, str(path), "a file that can be written to, in a directory that is there")
+        elif path.is_symlink() or (path.exists() and not path.is_file()):
+            yield ConfigError(key, str(path), "a plain file, and no link")
+    if access is not None and access == audit:
+        yield ConfigError("logging.access_file", str(access), "another file than logging.audit_file")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:

@@ -359,6 +359,12 @@ class LoggingSettings(Section):
         "admin port. May be renamed while the gateway runs, as logrotate does. Omitted: none.",
         allowed="a file, which may be missing, in a directory that is there and can be written to",
     )
+    access_file: Path | None = setting(
+        None,
+        "File for a JSON line about every request to the S3 port that is over. Another file than `audit_file`; you may "
+        "rename it as that one. Omitted: none.",
+        allowed="a file, which may be missing, in a directory that is there and can be written to",
+    )
 
 
 class Settings(Section):

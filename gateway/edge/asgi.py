@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
@@ -23,6 +24,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.counting import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
@@ -50,6 +52,7 @@ from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
+from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
@@ -85,6 +88,7 @@ class RequestRecord:
         "cache",
         "context",
         "credential",
+        "error_code",
         "file",
         "operation",
         "raw_path",
@@ -110,6 +114,7 @@ class RequestRecord:
         self.sent_bytes = 0
         self.cache: str | None = None
         self.reason: MissReason | None = None
+        self.error_code: str | None = None
         self.context: RequestContext | None = None
         self.request: S3Request | None = None
         self.answered: Mapping[str, str] = _NOTHING_ANSWERED
@@ -414,6 +419,26 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
     )
 
 
+def _finished(record: RequestRecord, scope: Scope, seconds: float, received_bytes: int) -> FinishedRequest:
+    request, client = record.request, scope.get("client")
+    return FinishedRequest(
+        record.operation,
+        request.bucket if request is not None else None,
+        request.key if request is not None else None,
+        record.slot,
+        record.status,
+        record.cache,
+        record.reason,
+        record.error_code,
+        seconds,
+        record.sent_bytes,
+        received_bytes,
+        record.credential,
+        record.request_id,
+        str(client[0]) if client else None,
+    )
+
+
 @dataclass(eq=False)
 class S3App:
     """The S3 port's ASGI application.
@@ -431,6 +456,8 @@ class S3App:
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
     audit: AuditLog | None = None
+    recent: RecentRequests = field(default_factory=partial(RecentRequests, None, 0))
+    access: AccessLog | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -445,6 +472,7 @@ class S3App:
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
+            record.error_code = reply.error_code
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
             if record.context is not None and record.operation == Operation.GET_OBJECT and reply.status in (200, 206):
@@ -478,7 +506,7 @@ class S3App:
                 record.admission.leave()
             if record.file is not None and self.services.reads is not None:
                 self.services.reads.end(record.file, record.sent_bytes)
-            self._report(record)
+            self._report(record, scope)
             if self.audit is not None and scope["method"] not in READ_METHODS:
                 _audited(self.audit, record, scope)
 
@@ -489,7 +517,7 @@ class S3App:
         self.observer.in_flight(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
-    def _report(self, record: RequestRecord) -> None:
+    def _report(self, record: RequestRecord, scope: Scope) -> None:
         seconds = time.perf_counter() - record.started
         received_bytes = record.body.received_bytes if record.body is not None else 0
         self.observer.ended(
@@ -498,6 +526,13 @@ class S3App:
         self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
         if record.reason is not None:
             self.observer.missed(record.operation, record.slot, record.reason)
+        recent, access = self.recent, self.access
+        recent.look()
+        if access is not None or recent.is_kept(record.status, seconds):
+            finished = _finished(record, scope, seconds, received_bytes)
+            recent.add(finished)
+            if access is not None:
+                access.add(finished)
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(
@@ -546,6 +581,7 @@ class S3App:
             return False
         reply.failed(error)
         record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
+        record.error_code = failure.error_code
         return True
 
     def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:

@@ -97,6 +97,8 @@ class Attempt:
     sent_again_bytes: int = 0
     kind: AnswerKind | None = None
     answer_seconds: float = 0.0
+    bucket: str | None = None
+    key: str | None = None
 
 
 @dataclass(slots=True)
@@ -439,9 +441,8 @@ class S3Origin:
         request, seconds = sending.request, self._clock.monotonic() - started
         again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
         comparable = kind if status is not None and status < 400 else None
-        self._on_attempt(
-            Attempt(request.slot, request.purpose, request.method, status, seconds, again, comparable, answer_seconds)
-        )
+        of_request, timing = (request.slot, request.purpose, request.method), (again, comparable, answer_seconds)
+        self._on_attempt(Attempt(*of_request, status, seconds, *timing, request.bucket, request.key))
 
 
 class _Limits:

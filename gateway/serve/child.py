@@ -21,6 +21,7 @@ import orjson
 import structlog
 
 from gateway import metric_kinds
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
@@ -158,11 +159,15 @@ async def _run(
 
     path = config.settings.logging.audit_file
     audit = AuditLog(path, name) if path is not None else None
+    path = config.settings.logging.access_file
+    access = AccessLog(path, name) if path is not None and name != BACKGROUND else None
     async with Heartbeats(config.heartbeats).beating(process_number(name)):
         try:
-            await work(ChildContext(name, config, live, report.tell, listeners, stop, ready, audit))
+            await work(ChildContext(name, config, live, report.tell, listeners, stop, ready, audit, access))
         finally:
             if following is not None:
                 following.cancel()
+            if access is not None:
+                await access.aclose()
             if audit is not None:
                 await asyncio.to_thread(audit.close)

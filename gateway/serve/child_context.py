@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
@@ -26,6 +27,7 @@ class ChildContext:
     stop: asyncio.Event
     ready: Callable[[], None]
     audit: AuditLog | None = None
+    access: AccessLog | None = None
 
     @property
     def number(self) -> int:

@@ -22,7 +22,7 @@ from socket import socket
 import orjson
 import structlog
 
-from gateway import __version__, metric_kinds
+from gateway import __version__, metric_kinds, recent_requests
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
@@ -130,7 +130,8 @@ def _as_text(problem: str | None) -> str | None:
 
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
-    room_bytes = (settings.server.workers + 2) * metric_kinds.room_bytes(slots_max(settings)) + _LOCKS_ROOM_BYTES
+    of_process = metric_kinds.room_bytes(slots_max(settings)) + recent_requests.FILE_BYTES
+    room_bytes = (settings.server.workers + 2) * of_process + _LOCKS_ROOM_BYTES
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")

@@ -38,7 +38,7 @@ from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
@@ -790,9 +790,11 @@ def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monk
     asked: list[Question] = []
     ask = PreparedRequests.ask
 
-    async def counted(kept: PreparedRequests, question: Question, began: float) -> PreparedAnswer | Told:
+    async def counted(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | Told:
         asked.append(question)
-        return await ask(kept, question, began)
+        return await ask(kept, question, began, client)
 
     monkeypatch.setattr(PreparedRequests, "ask", counted)
 
