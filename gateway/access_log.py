@@ -99,4 +99,4 @@ class AccessLog:
         )
 
     def _lost_line(self, count: int) -> str:
-        return json_line({"time": timestamp(self._wall()), "process": self._process, "lost_lines": count})
+        return json_line({"time": timestamp(self._wall()), "process": self._process, "event": "lost", "lines": count})

@@ -53,18 +53,22 @@ def requests(
     if json:
         print_json(answer.document())
         return
-    _show("slowest of the last five minutes", answer.slowest)
-    _show("failed, the latest first", answer.errors)
-    _show("refused, the latest first", answer.refusals)
-    if answer.origin_failures:
-        typer.echo("\nthe origin failed, the latest first:")
-        print_table(_OF_ORIGIN, (Row(_of_origin(one), "red") for one in answer.origin_failures))
+    parts = [
+        ("slowest of the last five minutes", _COLUMNS, _rows(answer.slowest)),
+        ("failed, the latest first", _COLUMNS, _rows(answer.errors)),
+        ("refused, the latest first", _COLUMNS, _rows(answer.refusals)),
+        ("the origin failed, the latest first", _OF_ORIGIN, [Row(_of_origin(one)) for one in answer.origin_failures]),
+    ]
+    parts = [one for one in parts if one[2]]
+    if not parts:
+        typer.echo("no request in the last minutes")
+    for number, (title, columns, rows) in enumerate(parts):
+        typer.echo(("\n" if number else "") + f"{title}:")
+        print_table(columns, rows)
 
 
-def _show(title: str, found: Sequence[RecentRequest]) -> None:
-    if found:
-        typer.echo(f"\n{title}:")
-        print_table(_COLUMNS, (Row(_cells(one), "red" if one.is_error else "") for one in found))
+def _rows(found: Sequence[RecentRequest]) -> list[Row]:
+    return [Row(_cells(one), "red" if one.is_error else "") for one in found]
 
 
 def _cells(one: RecentRequest) -> list[str]:

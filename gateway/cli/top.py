@@ -148,11 +148,7 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
         ("slots", _SLOTS, [Row(_slot(one), "yellow" if one.binds else "") for one in figures.slots]),
         ("jobs", _JOBS, [Row(_job(one), "red" if one.state == "failed" else "") for one in _newest(figures.jobs)]),
         ("checkpoints", _CHECKPOINTS, [Row(_checkpoint(one), _state_style(one)) for one in figures.checkpoints]),
-        (
-            "slow requests",
-            _REQUESTS,
-            [Row(_request(one, figures.at), "red" if one.is_error else "") for one in _slowest(figures)],
-        ),
+        ("slow requests", _REQUESTS, _slowest(figures)),
     ]
     tables = [one for one in tables if one[2]]
     room = height - len(lines)
@@ -344,8 +340,9 @@ _REQUESTS = (
 )
 
 
-def _slowest(figures: Figures) -> list[RecentRequest]:
-    return figures.requests.slowest if figures.requests is not None else []
+def _slowest(figures: Figures) -> list[Row]:
+    found = figures.requests.slowest if figures.requests is not None else []
+    return [Row(_request(one, figures.at), "red" if one.is_error else "") for one in found]
 
 
 def _request(one: RecentRequest, at: float) -> list[str]:

@@ -15,6 +15,7 @@ import random
 import re
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.access_log import AccessLog
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
@@ -48,6 +50,7 @@ from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
@@ -908,6 +911,47 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
             found = [type(one).__name__ for one in looked_at(known, shared)]
             assert {"_Known", "PreparedRead"} <= set(found)
             assert len(found) <= 8, found
+
+    asyncio.run(scenario())
+
+
+class _Gathered:
+    """An access log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[FinishedRequest] = []
+
+    def add(self, request: FinishedRequest) -> None:
+        self.requests.append(request)
+
+
+def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: Path) -> None:
+    """As any other request; it is not looked at where it was faster than those that are kept."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    async def scenario() -> None:
+        async with pair(tmp_path / "cache", random.Random(1), sizes=(1000,)) as both:
+            kept, log = prepared_of(both), _Gathered()
+            kept._recent, kept._access = RecentRequests(shared, 0), cast(AccessLog, log)
+            before = PREPARED_REQUESTS.value("GetObject", "fixed")
+            answers = [await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast")) for _ in range(5)]
+            kept._lay()
+            count = int(PREPARED_REQUESTS.value("GetObject", "fixed") - before)
+            assert count > 0
+            found = recent_requests(shared, 100, time.time())["slowest"]
+            assert len(found) == len(log.requests) == count
+            ids = [re.search(rb"x-amz-request-id: (\w+)", answer[0]) for answer in answers if answer is not None]
+            assert [one.request_id for one in log.requests] == [one[1].decode() for one in ids[-count:] if one]
+            assert {(one["bucket"], one["key"], one["cache"], one["caller"]) for one in found} == {
+                ("bucket", "d/b c", "hit", "ALL")
+            }
+            one = log.requests[0]
+            assert (one.operation, one.slot, one.status, one.sent_bytes) == ("GetObject", "fixed", "200", 1000)
+            assert one.remote == "127.0.0.1"
+            kept._access, kept._recent.slow_seconds = None, 60.0
+            await both.ask(Asked("GET", "d/b c", {}), "fast")
+            assert recent_requests(shared, 100, time.time())["slowest"] == found
 
     asyncio.run(scenario())
 
