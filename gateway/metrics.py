@@ -676,6 +676,13 @@ ACCESS_LOST = Counter(
     (),
     "Lines of the access log that its disk has not taken, or not in time.",
 )
+TRACE_SPANS = Counter(
+    "forebay_trace_spans_total",
+    "spans",
+    ("outcome",),
+    "Spans of traces that were given to the collector. outcome: sent, or failed (it did not take them).",
+    values={"outcome": ("sent", "failed")},
+)
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting",
     "requests",

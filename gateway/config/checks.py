@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
@@ -40,6 +41,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _references_to_origin_credentials,
         _files,
         _log_files,
+        _tracing,
         _capacity,
         _credentials,
         _caller_classes,
@@ -226,6 +228,23 @@ def _log_files(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(key, str(path), "a plain file, and no link")
     if access is not None and access == audit:
         yield ConfigError("logging.access_file", str(access), "another file than logging.audit_file")
+
+
+_TRACING_PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+
+
+def _traces_can_be_sent() -> bool:
+    """Whether the extra is installed. Only packages above are imported for this."""
+    try:
+        return all(find_spec(name) for name in _TRACING_PACKAGES)
+    except ModuleNotFoundError:
+        return False
+
+
+def _tracing(settings: Settings) -> Iterator[ConfigError]:
+    endpoint_url = settings.tracing.endpoint_url
+    if endpoint_url is not None and not _traces_can_be_sent():
+        yield ConfigError("tracing.endpoint_url", endpoint_url, "omitted, or with: pip install 'forebay[otel]'")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:

@@ -367,6 +367,28 @@ class LoggingSettings(Section):
     )
 
 
+class TracingSettings(Section):
+    """Traces, by OpenTelemetry (docs/tracing.md). They need `pip install 'forebay[otel]'`."""
+
+    endpoint_url: str | None = setting(
+        None,
+        "Where a collector takes spans, by OTLP over HTTP. Headers and certificates: the SDK's variables "
+        "(`OTEL_EXPORTER_OTLP_HEADERS`, …). Omitted: nothing is traced.",
+        allowed='http:// or https://, host and path, such as "http://127.0.0.1:4318/v1/traces"',
+        pattern=r"^https?://[^/?#@\s]+/[^?#\s]*$",
+    )
+    sample_ratio: float = setting(
+        0.01,
+        "Share of requests without a `traceparent` header that are traced. With the header, the client decides.",
+        allowed="0 to 1",
+        ge=0,
+        le=1,
+    )
+    service_name: str = setting(
+        "forebay", "What spans are named after (`service.name`).", allowed="a name", min_length=1, max_length=200
+    )
+
+
 class Settings(Section):
     """Everything that can be set. `loading.load_settings` fills in what was omitted and cross-checks."""
 
@@ -375,6 +397,7 @@ class Settings(Section):
     origin: OriginSettings = Field(default_factory=OriginSettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     credentials: list[CredentialSettings] = Field(default_factory=list)
     caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
     origin_credentials: list[OriginCredentialSettings] = Field(default_factory=list)

@@ -56,6 +56,7 @@ from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
+from gateway.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
 """The credential of requests whose signature does not hold."""
@@ -99,6 +100,7 @@ class RequestRecord:
         "slot",
         "started",
         "status",
+        "trace",
         "waits",
     )
 
@@ -123,6 +125,7 @@ class RequestRecord:
         self.file: bytes | None = None
         """What its bytes count for besides, of a checkpoint, once they are being sent."""
 
+        self.trace: RequestSpan | None = None
         self.credential = NOBODY
         self.admission: Admission | None = None
         """The place that it holds, where its caller is limited."""
@@ -458,6 +461,7 @@ class S3App:
     audit: AuditLog | None = None
     recent: RecentRequests = field(default_factory=partial(RecentRequests, None, 0))
     access: AccessLog | None = None
+    tracer: Tracer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -465,6 +469,8 @@ class S3App:
         record = RequestRecord(scope["raw_path"])
         if TOLD in scope:
             record.started = scope[TOLD].began
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(scope["headers"])
         try:
             answer = self._perform(record, scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
@@ -528,11 +534,13 @@ class S3App:
             self.observer.missed(record.operation, record.slot, record.reason)
         recent, access = self.recent, self.access
         recent.look()
-        if access is not None or recent.is_kept(record.status, seconds):
+        if access is not None or record.trace is not None or recent.is_kept(record.status, seconds):
             finished = _finished(record, scope, seconds, received_bytes)
             recent.add(finished)
             if access is not None:
                 access.add(finished)
+            if record.trace is not None:
+                record.trace.end(finished)
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(

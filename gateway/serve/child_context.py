@@ -11,6 +11,7 @@ from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
+from gateway.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ChildContext:
     ready: Callable[[], None]
     audit: AuditLog | None = None
     access: AccessLog | None = None
+    tracer: Tracer | None = None
 
     @property
     def number(self) -> int:

@@ -26,7 +26,7 @@ async def serve_s3(context: ChildContext) -> None:
         shared_directory=config.metrics_directory,
         closed=config.closed is not None,
     ) as app:
-        app.audit, app.access = context.audit, context.access
+        app.audit, app.access, app.tracer = context.audit, context.access, context.tracer
         prepared = PreparedRequests(
             app.services,
             app.authenticator,
@@ -36,6 +36,7 @@ async def serve_s3(context: ChildContext) -> None:
             app.callers,
             app.recent,
             app.access,
+            app.tracer,
         )
         server = S3Server(
             app,

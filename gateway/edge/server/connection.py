@@ -468,6 +468,9 @@ class S3Protocol(S3Connection):
             return False
         if answer is None:
             return False
+        if prepared.tracer is not None and prepared.tracer.draws():
+            (answer.prepared if isinstance(answer, Question) else answer).close()
+            return False
         self._forget_head()
         self._count_read()
         if isinstance(answer, Question):

@@ -48,6 +48,7 @@ from gateway.policy.slots import Grant, Slot
 from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
+from gateway.tracing import TRACE, Tracer
 
 LEARN = "forebay.learn_head"
 """In the scope of ASGI: takes (request, caller) of a head that was parsed."""
@@ -125,10 +126,12 @@ class PreparedRequests:
         callers: Callers | None = None,
         recent: RecentRequests | None = None,
         access: AccessLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._services = services
         self._recent = recent if recent is not None else RecentRequests(None, 0)
         self._access = access
+        self.tracer = tracer
         self.callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
@@ -233,6 +236,7 @@ class PreparedRequests:
         To be called in a task of the request's own, which ends when the client leaves.
         """
         ACCOUNT.set(question.access_key_id)
+        TRACE.set(None)
         prepared, answer = question.prepared, None
         self._observer.in_flight(1)
         try:
