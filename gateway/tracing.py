@@ -128,13 +128,13 @@ class RequestSpan:
     def end(self, request: FinishedRequest) -> None:
         """It is over."""
         span, status = self._span, request.status
-        span.update_name(request.operation)
+        span.update_name(str(request.operation))
         span.set_attributes(
             _told(
                 {
                     "rpc.system": "aws-api",
                     "rpc.service": "S3",
-                    "rpc.method": request.operation,
+                    "rpc.method": str(request.operation),
                     "aws.s3.bucket": shown(request.bucket),
                     "aws.s3.key": shown(request.key, _NAME_BYTES_MAX),
                     "aws.request_id": request.request_id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess, wait_for_metric
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 PATIENCE_SECONDS = 30.0
@@ -72,8 +71,7 @@ def test_requests_are_in_the_access_log_and_the_bad_ones_over_the_admin_port(tmp
             with origin.refused(), pytest.raises(ClientError) as failed:
                 s3.get_object(Bucket="bucket", Key="away")
             ids += [request_id(refused.value.response), request_id(failed.value.response)]
-            metrics = httpx.get(f"{gateway.admin_url}/metrics", timeout=60).text
-            assert re.search(r"forebay_prepared_requests_total\{[^}]*data[^}]*\} [1-9]", metrics)
+            wait_for_metric(gateway, r"forebay_prepared_requests_total\{[^}]*data[^}]*\} [1-9]")
             found = lines(log, len(ids))
             assert [one["request_id"] for one in found] == ids
             assert [one["status"] for one in found] == ["200"] * 10 + ["403", "503"]

@@ -53,8 +53,10 @@ from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
+from gateway.tracing import Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
 from tests.support.certificates import tls_files
+from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
@@ -952,6 +954,48 @@ def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: P
             kept._access, kept._recent.slow_seconds = None, 60.0
             await both.ask(Asked("GET", "d/b c", {}), "fast")
             assert recent_requests(shared, 100, time.time())["slowest"] == found
+
+    asyncio.run(scenario())
+
+
+class _Drawing:
+    """A tracer that wants every request traced, and makes no spans."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def draws(self) -> bool:
+        return True
+
+    def begin(self, _headers: object) -> None:
+        self.begun += 1
+
+
+@pytest.mark.parametrize("key", ["d/b c", "x/a"], ids=["known", "asked-about"])
+def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str) -> None:
+    """Where spans are made; what was prepared is let go of."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(5):
+                await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            kept, tracer = prepared_of(both), _Drawing()
+            kept.tracer = both.gateway.app.tracer = cast(Tracer, tracer)
+            kept._lay()
+            before = PREPARED_REQUESTS.value("GetObject", "fixed"), PREPARED_REQUESTS.value("GetObject", "default")
+            assert sum(before) > 0
+            descriptors = open_descriptors()
+            for number in range(1, 4):
+                answer = await both.ask(Asked("GET", key, {}), "fast")
+                assert answer is not None
+                assert len(answer[1]) == 1000
+                assert tracer.begun == number
+            kept._lay()
+            assert before == (
+                PREPARED_REQUESTS.value("GetObject", "fixed"),
+                PREPARED_REQUESTS.value("GetObject", "default"),
+            )
+            assert open_descriptors() == descriptors
 
     asyncio.run(scenario())
 
