@@ -39,10 +39,8 @@ ORIGIN_KEYS = ("origin-key", "origin-secret-0123456789")
 
 def wait_for_metric(gateway: GatewayProcess, pattern: str) -> None:
     """Until a line of /metrics begins so: some counts are told a moment later."""
-    due = time.monotonic() + ANSWER_SECONDS_MAX
-    while not re.search(
-        f"^{pattern}", text := httpx.get(f"{gateway.admin_url}/metrics", timeout=60).text, re.MULTILINE
-    ):
+    due, url = time.monotonic() + ANSWER_SECONDS_MAX, f"{gateway.admin_url}/metrics"
+    while not re.search(f"^{pattern}", text := httpx.get(url, timeout=60).text, re.MULTILINE):
         assert time.monotonic() < due, f"no {pattern} in\n{text}"
         time.sleep(_POLL_SECONDS)
 
