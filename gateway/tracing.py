@@ -37,6 +37,7 @@ _QUEUE_MAX = 2048
 _STATE_CHARACTERS_MAX = 512
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 
 class RemoteSpan(NamedTuple):
@@ -85,8 +86,12 @@ class Tracer:
         self._dice = random.Random()
         self._drawn = 0
 
-    def draws(self) -> bool:
-        """Whether a request whose client says nothing is to be traced. If so, it is the next one that begins."""
+    def draws(self, head: bytes) -> bool:
+        """Whether a request with this head is to be traced. If so, it is the next one that begins."""
+        said = _TRACEPARENT_LINE.search(head)
+        parent = remote_span([(b"traceparent", said[1])]) if said is not None else None
+        if parent is not None:
+            return parent.is_sampled
         if self._dice.random() >= self._ratio:
             return False
         self._drawn += 1

@@ -102,10 +102,13 @@ def test_which_requests_are_traced() -> None:
     some = Spans(0.25).tracer
     count = sum(some.begin([]) is not None for _ in range(4000))
     assert 800 < count < 1200
-    drawn = sum(some.draws() for _ in range(4000))
+    drawn = sum(some.draws(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") for _ in range(4000))
     assert 800 < drawn < 1200
     some._ratio = 0.0
     assert sum(some.begin([]) is not None for _ in range(4000)) == drawn
+    for said, is_drawn in ((SAMPLED, True), (NOT_SAMPLED, False), ("x", False)):
+        assert some.draws(f"GET / HTTP/1.1\r\nTraceParent: {said}\r\nHost: h\r\n\r\n".encode()) is is_drawn
+    assert some.begin([]) is None, "whose client says something is not drawn"
 
 
 def test_a_request_has_a_span_with_what_became_of_it(tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ class S3Protocol(S3Connection):
             return False
         if answer is None:
             return False
-        if prepared.tracer is not None and prepared.tracer.draws():
+        if prepared.tracer is not None and prepared.tracer.draws(head):
             (answer.prepared if isinstance(answer, Question) else answer).close()
             return False
         self._forget_head()

@@ -296,6 +296,9 @@ def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
     if style == "botocore":
         fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
         fields["x-amz-checksum-mode"] = "ENABLED"
+    if rng.random() < 0.2:
+        fields["traceparent"] = f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01"
+        fields["x-amzn-trace-id"] = f"Root=1-{rng.getrandbits(64):x}"
     method = rng.choice(["GET", "GET", "GET", "HEAD"])
     query = rng.choice([""] * 9 + [f"x-id={method.title()}Object", "x-id=GetObject", "response-content-type=a", "acl="])
     if key.startswith(("w/", "y/")):  # what only the origin can answer of something pending waits for its flush
@@ -964,7 +967,7 @@ class _Drawing:
     def __init__(self) -> None:
         self.begun = 0
 
-    def draws(self) -> bool:
+    def draws(self, _head: bytes) -> bool:
         return True
 
     def begin(self, _headers: object) -> None:
