@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -23,9 +23,12 @@ CLOSING_SECONDS = 1.0
 """So long a process that ends waits for its last lines."""
 
 
-def json_line(fields: Mapping[str, Any]) -> str:
+def json_line(fields: dict[str, Any]) -> str:
     """Of an event. Keys may hold what is no UTF-8: it is written as the backslashed code."""
-    return orjson.dumps({name: _encodable(value) for name, value in fields.items()}).decode() + "\n"
+    try:
+        return orjson.dumps(fields).decode() + "\n"
+    except orjson.JSONEncodeError:
+        return orjson.dumps({name: _encodable(value) for name, value in fields.items()}).decode() + "\n"
 
 
 def _encodable(value: Any) -> Any:

@@ -262,7 +262,7 @@ const bar = (parts, marks = [], text = null) => h("div", { class: "bar", ...(tex
   parts.map(([part, kind]) => h("i", { class: kind, style: { width: `${Math.min(100, 100 * part).toFixed(2)}%` } })),
   marks.map((part) => h("u", { style: { left: `${Math.min(99.5, 100 * part).toFixed(2)}%` } })));
 function table(heads, rows) {
-  const kinds = { objects: "number", size: "number", restarts: "number" };
+  const kinds = { objects: "number", size: "number", restarts: "number", took: "short", operation: "short", method: "short", status: "short", cache: "short", purpose: "short" };
   return h("table", { class: "stack" }, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { class: kinds[head] ?? "", scope: "col" }, head)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, place) => h("td", { class: kinds[heads[place]] ?? "", "data-label": heads[place] }, cell))))));
 }
