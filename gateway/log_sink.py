@@ -143,7 +143,6 @@ class LogSink:
                     gathered, gathered_bytes = [], 0
             if gathered:
                 self._write_lines(b"".join(gathered))
-                missing -= len(gathered)
         except OSError:  # its disk is full, or its reader has gone: others may be taken later
             with self._change:
                 self._lost += lost + missing

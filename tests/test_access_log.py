@@ -99,8 +99,9 @@ def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, monkeyp
             log.add(finished(key=str(number)))
         assert not log._gathered
         log.add(finished(key="last"))
-        while log._gathered:  # noqa: ASYNC110 - a timer is what is waited for
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while log._gathered:  # noqa: ASYNC110 - a timer is what is waited for
+                await asyncio.sleep(0.01)
         await drained(log)
         keys = [one["key"] for one in lines(path)]
         assert keys == [*map(str, range(2 * GATHERED_MAX)), "last"]

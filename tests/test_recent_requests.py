@@ -100,6 +100,9 @@ def test_another_process_goes_on_where_one_has_died(tmp_path: Path, wall: Wall) 
     assert len(seconds_of(tmp_path, wall)) == SLOWEST_ROWS
     assert [one["key"] for one in found(tmp_path, wall)["errors"]] == ["2", "1", "0"]
     assert {one["process"] for one in found(tmp_path, wall)["slowest"]} == {"worker7"}
+    kept = seconds_of(tmp_path, wall)
+    RecentRequests(tmp_path, 7, wall).add(finished(0.5))
+    assert seconds_of(tmp_path, wall) == kept, "it was faster than all that the one before has kept"
 
 
 def test_those_of_all_processes_are_shown_together(tmp_path: Path, wall: Wall) -> None:

@@ -106,8 +106,8 @@ def test_which_requests_are_traced() -> None:
     assert 800 < drawn < 1200
     some._ratio = 0.0
     assert sum(some.begin([]) is not None for _ in range(4000)) == drawn
-    for said, is_drawn in ((SAMPLED, True), (NOT_SAMPLED, False), ("x", False)):
-        assert some.draws(f"GET / HTTP/1.1\r\nTraceParent: {said}\r\nHost: h\r\n\r\n".encode()) is is_drawn
+    for parent, is_drawn in ((SAMPLED, True), (NOT_SAMPLED, False), ("x", False)):
+        assert some.draws(f"GET / HTTP/1.1\r\nTraceParent: {parent}\r\nHost: h\r\n\r\n".encode()) is is_drawn
     assert some.begin([]) is None, "whose client says something is not drawn"
 
 

@@ -35,7 +35,7 @@ from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
-from gateway.blocks.reading.sources import UnreadSpan
+from gateway.blocks.reading.sources import UnreadSpan, WarmSpan
 from gateway.counting import RequestMetrics
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
@@ -49,14 +49,14 @@ from gateway.objects import ObjectKey
 from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
+from gateway.origin.client import OriginRequest
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
-from gateway.tracing import Tracer
+from gateway.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
 from tests.support.certificates import tls_files
-from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
@@ -975,8 +975,16 @@ class _Drawing:
 
 
 @pytest.mark.parametrize("key", ["d/b c", "x/a"], ids=["known", "asked-about"])
-def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str) -> None:
+def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where spans are made; what was prepared is let go of."""
+    made: list[WarmSpan] = []
+    make = WarmSpan.__init__
+
+    def noted(span: WarmSpan, *arguments: Any, **keywords: Any) -> None:
+        make(span, *arguments, **keywords)
+        made.append(span)
+
+    monkeypatch.setattr(WarmSpan, "__init__", noted)
 
     async def scenario() -> None:
         async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
@@ -987,7 +995,6 @@ def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str) -> None:
             kept._lay()
             before = PREPARED_REQUESTS.value("GetObject", "fixed"), PREPARED_REQUESTS.value("GetObject", "default")
             assert sum(before) > 0
-            descriptors = open_descriptors()
             for number in range(1, 4):
                 answer = await both.ask(Asked("GET", key, {}), "fast")
                 assert answer is not None
@@ -998,9 +1005,42 @@ def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str) -> None:
                 PREPARED_REQUESTS.value("GetObject", "fixed"),
                 PREPARED_REQUESTS.value("GetObject", "default"),
             )
-            assert open_descriptors() == descriptors
+            assert len(made) > 3
+            assert all(span.span.file is sources._GIVEN_BACK for span in made)
 
     asyncio.run(scenario())
+
+
+def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection's context has the span of its last request that was traced."""
+    ask, found = PreparedRequests.ask, []
+
+    async def asked_later(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | Told:
+        TRACE.set(cast(RequestSpan, "of a request before"))
+        return await ask(kept, question, began, client)
+
+    monkeypatch.setattr(PreparedRequests, "ask", asked_later)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            send = both.gateway.origin.send
+
+            async def seen(request: OriginRequest) -> Any:
+                found.append(TRACE.get())
+                return await send(request)
+
+            monkeypatch.setattr(both.gateway.origin, "send", seen)
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
+
+    before = PREPARED_REQUESTS.value("GetObject", "default")
+    asyncio.run(scenario())
+    assert PREPARED_REQUESTS.value("GetObject", "default") > before
+    assert set(found) == {None}
 
 
 def test_one_that_is_not_kept_is_answered_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
