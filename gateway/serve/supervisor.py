@@ -22,7 +22,7 @@ from socket import socket
 import orjson
 import structlog
 
-from gateway import __version__, metric_kinds, recent_requests
+from gateway import __version__, metric_kinds
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
@@ -47,15 +47,12 @@ from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
 from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
-from gateway.serve.shared_directory import SharedFiles, SharedMemory
+from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.shared_memories import SharedMemories
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
 _SHARED_LOOK_SECONDS = 1.0
-_LOCKS_ROOM_BYTES = 2**20
-"""For the locks of blocks and the heartbeats, which all processes use together, and some more."""
-
 _ANSWERS_KEPT = 64
 """Of questions over the admin port: each is looked at many times a second."""
 
@@ -130,8 +127,7 @@ def _as_text(problem: str | None) -> str | None:
 
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
-    of_process = metric_kinds.room_bytes(slots_max(settings)) + recent_requests.FILE_BYTES
-    room_bytes = (settings.server.workers + 2) * of_process + _LOCKS_ROOM_BYTES
+    room_bytes = room_needed_bytes(settings.server.workers, slots_max(settings))
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")
