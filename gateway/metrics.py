@@ -680,8 +680,8 @@ TRACE_SPANS = Counter(
     "forebay_trace_spans_total",
     "spans",
     ("outcome",),
-    "Spans of traces that were given to the collector. outcome: sent, or failed (it did not take them).",
-    values={"outcome": ("sent", "failed")},
+    "Spans of traces. outcome: sent, failed (the collector did not take them) or dropped (too many waited for it).",
+    values={"outcome": ("sent", "failed", "dropped")},
 )
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting",

@@ -10,14 +10,19 @@ fetch that several wait for, belongs to the span of the one that began it.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import structlog
+
 from gateway import metrics
+from gateway.rate_limited_log import RateLimitedLog
 from gateway.recent_requests import FinishedRequest, is_error, shown
 
 if TYPE_CHECKING:
@@ -31,10 +36,14 @@ for ever have the context of the request that began them."""
 CLOSING_SECONDS = 2.0
 """So long a worker that ends waits for its last spans to be taken."""
 
+WAITING_MAX = 2048
+"""Spans of one process that the collector has not taken yet."""
+
 _NAME_BYTES_MAX = 1024
 _EXPORT_SECONDS = 5.0
-_QUEUE_MAX = 2048
 _STATE_CHARACTERS_MAX = 512
+
+_log = RateLimitedLog(structlog.get_logger("forebay.tracing"))
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:[ \t]*([^\r\n]*)", re.IGNORECASE)
@@ -79,7 +88,8 @@ class Tracer:
 
         of_service = {"service.name": service_name, "service.version": version, "service.instance.id": process}
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(of_service), shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(exporter, max_queue_size=_QUEUE_MAX)
+        self._exporter = _BoundedExporter(exporter)
+        self._processor = BatchSpanProcessor(self._exporter, max_queue_size=2 * WAITING_MAX)
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("forebay", version)
         self._ratio = ratio
@@ -107,23 +117,27 @@ class Tracer:
             is_traced = True
         else:
             is_traced = self._dice.random() < self._ratio
-        span = RequestSpan(self._tracer, parent) if is_traced else None
+        span = RequestSpan(self._tracer, self._exporter, parent) if is_traced else None
         TRACE.set(span)
         return span
 
     def close(self) -> None:
         """Send what is left, as far as that is taken within CLOSING_SECONDS. Blocks."""
-        self._processor.force_flush(int(CLOSING_SECONDS * 1000))
-        self._provider.shutdown()
+        # The SDK knows no bound here: it tries again for each batch, with a collector that does not answer.
+        closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        closing.start()
+        closing.join(CLOSING_SECONDS)
+        if closing.is_alive():
+            self._exporter.shutdown()
 
 
 class RequestSpan:
     """A request to the S3 port."""
 
-    def __init__(self, tracer: Any, parent: RemoteSpan | None) -> None:
+    def __init__(self, tracer: Any, exporter: _BoundedExporter, parent: RemoteSpan | None) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        self._tracer = tracer
+        self._tracer, self._exporter = tracer, exporter
         context = set_span_in_context(_remote(parent)) if parent is not None else _no_context()
         self._span: Span = tracer.start_span("S3 request", context, SpanKind.SERVER)
         self._context = set_span_in_context(self._span)
@@ -158,7 +172,7 @@ class RequestSpan:
         )
         if is_error(status):
             _fail(span, request.error_code or status)
-        span.end()
+        self._exporter.end(span)
         self._ended_at = time.monotonic()
 
     def ask_origin(
@@ -182,14 +196,14 @@ class RequestSpan:
         }
         of_kind = self._context, SpanKind.CLIENT
         span = self._tracer.start_span(f"origin {method}", *of_kind, attributes=_told(attributes))
-        return OriginSpan(span, self._state)
+        return OriginSpan(span, self._exporter, self._state)
 
 
 class OriginSpan:
     """One try of a request to the origin, up to the head of its answer. `headers` tell the origin of it."""
 
-    def __init__(self, span: Span, state: str) -> None:
-        self._span = span
+    def __init__(self, span: Span, exporter: _BoundedExporter, state: str) -> None:
+        self._span, self._exporter = span, exporter
         context = span.get_span_context()
         self.headers: Mapping[str, str] = {
             "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}",
@@ -202,13 +216,13 @@ class OriginSpan:
         if status >= 500 or status == 429:
             self._span.set_attribute("error.type", str(status))
             _fail(self._span, str(status))
-        self._span.end()
+        self._exporter.end(self._span)
 
     def failed(self, error: BaseException) -> None:
         """There was no answer."""
         self._span.set_attribute("error.type", type(error).__name__)
         _fail(self._span, type(error).__name__)
-        self._span.end()
+        self._exporter.end(self._span)
 
 
 TRACE: ContextVar[RequestSpan | None] = ContextVar("trace", default=None)
@@ -218,31 +232,51 @@ def open_tracer(endpoint_url: str, service_name: str, version: str, process: str
     """One that sends its spans to a collector, as OTLP over HTTP. ImportError where the extra is missing."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each try
     exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS)
-    return Tracer(counted_exporter(exporter), service_name, version, process, ratio)
+    return Tracer(exporter, service_name, version, process, ratio)
 
 
-def counted_exporter(exporter: SpanExporter) -> SpanExporter:
-    """The same, with what becomes of spans counted."""
-    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+class _BoundedExporter:
+    """An exporter with no more than WAITING_MAX spans before it; what becomes of them is counted.
 
-    class Counted(SpanExporter):  # type: ignore[misc]  # where the extra is missing, it is of no type
-        def export(self, spans: Sequence[Any]) -> Any:
-            outcome = "failed"
-            try:
-                result = exporter.export(spans)
-                outcome = "sent" if result is SpanExportResult.SUCCESS else "failed"
-            finally:
-                metrics.TRACE_SPANS.add(len(spans), outcome)
-            return result
+    Spans end on the event loop, and are exported by a thread of the SDK's: each counts in a number of its own.
+    """
 
-        def shutdown(self) -> None:
-            exporter.shutdown()
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._ended = self._exported = 0
 
-        def force_flush(self, timeout_millis: int = 30_000) -> bool:
-            return bool(exporter.force_flush(timeout_millis))
+    def end(self, span: Span) -> None:
+        """Have a span exported, where there is room."""
+        if self._ended - self._exported >= WAITING_MAX:
+            metrics.TRACE_SPANS.add(1, "dropped")
+            return
+        self._ended += 1
+        span.end()
 
-    return Counted()
+    # As SpanExporter
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 - of code of others; the thread goes on
+            result = SpanExportResult.FAILURE
+            _log.warning("spans of traces cannot be sent", "failed", reason=str(error))
+        is_sent = result is SpanExportResult.SUCCESS
+        metrics.TRACE_SPANS.add(len(spans), "sent" if is_sent else "failed")
+        self._exported += len(spans)
+        if not is_sent:
+            _log.warning("the collector of traces does not take spans: they are lost", "refused")
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return bool(self._exporter.force_flush(timeout_millis))
 
 
 def _remote(parent: RemoteSpan) -> Any:

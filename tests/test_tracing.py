@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 
-from gateway import tracing
+from gateway import metrics, tracing
 from gateway.edge.asgi import S3App
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest
@@ -189,6 +189,36 @@ def test_an_origin_that_does_not_answer_is_told() -> None:
     asyncio.run(scenario())
     failed, _ = spans.all()
     assert (failed.status.status_code.name, failed.attributes["error.type"]) == ("ERROR", "OriginUnreachable")
+
+
+def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for it, a bounded number of them does, and each is counted; a process that ends goes soon."""
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setattr(tracing, "CLOSING_SECONDS", 0.2)
+    may_go_on = Event()
+
+    class Stuck:
+        def export(self, spans: Sequence[Any]) -> Any:
+            may_go_on.wait(60)
+            raise OSError("no collector")
+
+        def shutdown(self) -> None:
+            may_go_on.set()
+
+    stuck: Any = Stuck()
+    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed", "dropped")}
+    tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
+    for _ in range(tracing.WAITING_MAX + 500):
+        span = tracer.begin([])
+        assert span is not None
+        span.end(FINISHED)
+    tracer.close()
+    assert may_go_on.is_set()
+    due = time.monotonic() + 60
+    while time.monotonic() < due and tracer._exporter._exported < tracing.WAITING_MAX:
+        time.sleep(0.01)
+    counted = {outcome: metrics.TRACE_SPANS.value(outcome) - count for outcome, count in before.items()}
+    assert counted == {"sent": 0, "failed": tracing.WAITING_MAX, "dropped": 500}
 
 
 class Collector:
