@@ -46,7 +46,7 @@ _STATE_CHARACTERS_MAX = 512
 _log = RateLimitedLog(structlog.get_logger("forebay.tracing"))
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:([^\r\n]*)", re.IGNORECASE)
 
 
 class RemoteSpan(NamedTuple):
