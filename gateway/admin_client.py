@@ -301,6 +301,66 @@ class Callers(Answer):
     callers: list[Caller]
 
 
+class RecentRequest(Answer):
+    """A request to the S3 port that is over, at a time in seconds since 1970."""
+
+    at: float
+    operation: str
+    bucket: str | None
+    key: str | None
+    slot: str
+    status: str
+    cache: str | None
+    reason: str | None
+    error: str | None
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+    caller: str
+    request_id: str
+
+    @property
+    def url(self) -> str:
+        """Of the object, or the bucket."""
+        return _url(self.bucket, self.key)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the client was not served, and not to blame for it."""
+        return self.status.startswith("5") or self.status == "broken-off"
+
+
+class OriginFailure(Answer):
+    """A request to the origin that it answered with a failure, or not at all (`status` is unreachable)."""
+
+    at: float
+    method: str
+    bucket: str | None
+    key: str | None
+    slot: str
+    purpose: str
+    status: str
+    seconds: float
+
+    @property
+    def url(self) -> str:
+        """Of the object, or the bucket."""
+        return _url(self.bucket, self.key)
+
+
+def _url(bucket: str | None, key: str | None) -> str:
+    return "s3://" + "/".join(part for part in (bucket, key) if part is not None)
+
+
+class RecentRequests(Answer):
+    """`/api/v1/requests`."""
+
+    slowest: list[RecentRequest]
+    errors: list[RecentRequest]
+    refusals: list[RecentRequest]
+    origin_failures: list[OriginFailure]
+
+
 class Job(Answer):
     """Work in the background. `prefix` is empty where a manifest lists the objects."""
 
@@ -611,6 +671,10 @@ class AdminClient:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise_problem(self.base_url, error)
         return answer.text
+
+    def requests(self, limit: int) -> RecentRequests:
+        """Those of late that were slow, failed or were refused: so many of each at most."""
+        return self.get(f"/api/v1/requests?limit={limit}", RecentRequests)
 
     def callers(self) -> Callers:
         """Takes a second, over which rates are taken."""

@@ -52,6 +52,7 @@ from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.origins import OriginKeys, routed_origin
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.recent_requests import RecentRequests
 from gateway.write_back_wiring import (
     Bounding,
     Flushing,
@@ -92,6 +93,7 @@ class _Node:
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
+    recent: RecentRequests
 
 
 @asynccontextmanager
@@ -99,8 +101,9 @@ async def _node(
     live: LiveSettings, process: int, *, instance_id: str, shared_directory: Path | None
 ) -> AsyncIterator[_Node]:
     settings, clock = live.now, SystemClock()
-    metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
+        recent = stack.enter_context(_recent_requests(shared_directory, process))
+        metrics = WorkerMetrics(settings.cache.capacity_bytes, recent)
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
@@ -132,7 +135,7 @@ async def _node(
         finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
         stack.push_async_callback(finder.close)
         finder.follow(bandwidth)
-        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)))
+        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
 
         async def follow() -> None:
             node.slots.follow(_slots(live.now))
@@ -297,6 +300,7 @@ async def s3_application(
             instance_id,
             node.metrics.requests,
             limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+            recent=node.recent,
         )
 
 
@@ -428,6 +432,18 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
         reads = None
     with closing(reads) if reads is not None else nullcontext():
         yield reads
+
+
+@contextmanager
+def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentRequests]:
+    """Where requests are kept that somebody may want to look at; where there is no room, nobody else sees them."""
+    try:
+        recent = RecentRequests(directory, process)
+    except OSError as error:
+        _log.warning("slow and failed requests of this process are not shown", reason=str(error))
+        recent = RecentRequests(None, process)
+    with closing(recent):
+        yield recent
 
 
 def _bounding(node: _Node) -> Bounding:

@@ -7,30 +7,19 @@ No line holds a secret or a body. Nobody waits for it: lines that the disk does 
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import orjson
-
 from gateway import metrics
-from gateway.log_sink import LogSink
-
-LOOK_SECONDS = 1.0
-"""How often is looked whether the file was renamed."""
+from gateway.log_sink import LogSink, json_line, timestamp
+from gateway.renamed_file import RenamedFile
 
 KEYS_MAX = 1000
 """Of one request: as many as DeleteObjects has."""
-
-_MODE = 0o600
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
 """Of what is not written yet: a DeleteObjects names up to 1,000 keys of 1 KiB, which takes a few MiB here, and a line
@@ -51,7 +40,7 @@ class AuditLog:
         """OSError where the file cannot be opened."""
         self._process = process
         self._wall = wall
-        self._file = _RenamedFile(path, clock)
+        self._file = RenamedFile(path, clock)
         self._file.descriptor()
         self._sink = LogSink(
             self._file.descriptor, self._lost_line, metrics.AUDIT_LOST.add, _WAITING_BYTES_MAX, is_shared=True
@@ -104,70 +93,4 @@ class AuditLog:
         return self._line({"event": "lost", "lines": count}, self._wall())
 
     def _line(self, fields: dict[str, Any], at: float) -> str:
-        time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        text = {name: _safe(value) for name, value in fields.items()}
-        return orjson.dumps({"time": time, "process": self._process, **text}).decode() + "\n"
-
-
-def _safe(value: Any) -> Any:
-    """Keys may hold what is no UTF-8: it is written as the backslashed code."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def _open_file(path: Path) -> int:
-    """A plain file: OSError where anything else has its name. A FIFO or a device might take lines and keep the thread
-    for ever."""
-    try:
-        is_plain = stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        is_plain = True  # it is made
-    if not is_plain:
-        raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
-    opened = os.open(path, _FLAGS, _MODE)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):  # it has come just now
-        os.close(opened)
-        raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
-    return opened
-
-
-class _RenamedFile:
-    """A file to append to that others rename. For one thread at a time."""
-
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        self._path = path
-        self._clock = clock
-        self._opened = -1
-        self._looked_at = float("-inf")
-
-    def descriptor(self) -> int:
-        """Of the file that has the name now, or had it a second ago; OSError."""
-        now = self._clock()
-        if self._opened < 0 or now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = now
-            if self._opened < 0 or not self._has_name():
-                self._reopen()
-        return self._opened
-
-    def _reopen(self) -> None:
-        """The renamed one goes on where no other can be opened; not one that is removed: nobody would read it."""
-        try:
-            opened = _open_file(self._path)
-        except OSError:
-            if self._opened >= 0 and os.fstat(self._opened).st_nlink:
-                return
-            self.close()
-            raise
-        self.close()
-        self._opened = opened
-
-    def close(self) -> None:
-        """Let go of the file."""
-        opened, self._opened = self._opened, -1
-        if opened >= 0:
-            os.close(opened)
-
-    def _has_name(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._opened))
-        except FileNotFoundError:
-            return False
+        return json_line({"time": timestamp(at), "process": self._process, **fields})

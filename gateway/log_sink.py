@@ -10,13 +10,34 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
+from typing import Any
+
+import orjson
 
 WAITING_BYTES_MAX = 1024 * 1024
 """Of lines that are not written yet, where nobody says otherwise."""
 
 CLOSING_SECONDS = 1.0
 """So long a process that ends waits for its last lines."""
+
+
+def json_line(fields: dict[str, Any]) -> str:
+    """Of an event. Keys may hold what is no UTF-8: it is written as the backslashed code."""
+    try:
+        return orjson.dumps(fields).decode() + "\n"
+    except orjson.JSONEncodeError:
+        return orjson.dumps({name: _encodable(value) for name, value in fields.items()}).decode() + "\n"
+
+
+def _encodable(value: Any) -> Any:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def timestamp(at: float) -> str:
+    """Of a time in seconds since 1970, as lines have it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +53,8 @@ class LogSink:
     then is as if it took nothing.
 
     `is_shared` is a file, open for reading too, that several processes append to: where the disk has taken a part of a
-    line, the next line of none of them is lost in it.
+    line, the next line of none of them is lost in it. Lines that wait are written together, up to `at_once_bytes`:
+    where the disk does not take these, all of them count as lost.
     """
 
     def __init__(
@@ -43,12 +65,14 @@ class LogSink:
         waiting_bytes_max: int = WAITING_BYTES_MAX,
         *,
         is_shared: bool = False,
+        at_once_bytes: int = 1,
     ) -> None:
         self._descriptor = descriptor
         self._told_lost = told_lost
         self._on_lost = on_lost
         self._waiting_bytes_max = waiting_bytes_max
         self._is_shared = is_shared
+        self._at_once_bytes = at_once_bytes
         self._change = threading.Condition()
         self._waiting: list[_Batch] = []
         self._waiting_bytes = 0
@@ -107,25 +131,32 @@ class LogSink:
         missing = sum(batch.count for batch in batches)
         try:
             if lost:
-                self._write_line(self._told_lost(lost))
+                self._write_lines(self._told_lost(lost).encode("utf-8", "backslashreplace"))
                 lost = 0
-            for line in chain.from_iterable(batch.lines for batch in batches):
-                self._write_line(line)
-                missing -= 1
+            gathered, gathered_bytes = list[bytes](), 0
+            for text in chain.from_iterable(batch.lines for batch in batches):
+                gathered.append(text.encode("utf-8", "backslashreplace"))
+                gathered_bytes += len(gathered[-1])
+                if gathered_bytes >= self._at_once_bytes:
+                    self._write_lines(b"".join(gathered))
+                    missing -= len(gathered)
+                    gathered, gathered_bytes = [], 0
+            if gathered:
+                self._write_lines(b"".join(gathered))
         except OSError:  # its disk is full, or its reader has gone: others may be taken later
             with self._change:
                 self._lost += lost + missing
             self._on_lost(missing)
 
-    def _write_line(self, text: str) -> None:
-        line = text.encode("utf-8", "backslashreplace")
+    def _write_lines(self, lines: bytes) -> None:
         descriptor = self._descriptor if isinstance(self._descriptor, int) else self._descriptor()
+        first = lines[: lines.index(b"\n") + 1] if self._is_shared else b""
         if self._is_torn and not (self._is_shared and _ends_a_line(descriptor, os.fstat(descriptor).st_size)):
-            line = b"\n" + line
-        self._write_bytes(descriptor, line)
-        if self._is_shared and not _ends_a_line(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - len(line)):
-            # Another process had written a part of a line before: this one is a part of that, and comes once more.
-            self._write_bytes(descriptor, line)
+            lines, first = b"\n" + lines, b""
+        self._write_bytes(descriptor, lines)
+        if first and not _ends_a_line(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - len(lines)):
+            # Another process had written a part of a line before: the first is a part of that, and comes once more.
+            self._write_bytes(descriptor, first)
 
     def _write_bytes(self, descriptor: int, line: bytes) -> None:
         left = memoryview(line)

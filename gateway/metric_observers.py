@@ -100,6 +100,7 @@ from gateway.metrics import (
     WRITEBACK_THROUGH,
     WRITEBACK_USED_BYTES,
 )
+from gateway.recent_requests import RecentRequests
 
 
 class SlotBytes(Protocol):
@@ -505,6 +506,12 @@ class OriginAttempt(Protocol):
     def method(self) -> str: ...
 
     @property
+    def bucket(self) -> str | None: ...
+
+    @property
+    def key(self) -> str | None: ...
+
+    @property
     def status(self) -> int | None: ...
 
     @property
@@ -517,7 +524,9 @@ class OriginAttempt(Protocol):
 class WorkerMetrics:
     """What one S3 worker counts."""
 
-    def __init__(self, cache_capacity_bytes: int) -> None:
+    def __init__(self, cache_capacity_bytes: int, recent: RecentRequests | None = None) -> None:
+        """`recent` is told of failures of the origin."""
+        self._recent = recent
         CACHE_CAPACITY_BYTES.set(cache_capacity_bytes)
         self.requests = RequestMetrics()
         self.cache = CacheMetrics()
@@ -532,6 +541,9 @@ class WorkerMetrics:
         status = "unreachable" if attempt.status is None else str(attempt.status)
         ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot, attempt.origin)
         ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose), attempt.origin)
+        if self._recent is not None and (attempt.status is None or attempt.status >= 500 or attempt.status == 429):
+            of_request = attempt.method, attempt.bucket, attempt.key, attempt.slot, str(attempt.purpose)
+            self._recent.origin_failed(*of_request, status, attempt.seconds)
 
     def origin_hedge(self, outcome: str) -> None:
         ORIGIN_HEDGES.add(1, outcome)

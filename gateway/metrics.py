@@ -745,6 +745,19 @@ CALLER_REFUSED = Counter(
 AUDIT_LOST = Counter(
     "forebay_audit_lost_lines_total", "lines", (), "Lines of the audit log that its disk has not taken, or not in time."
 )
+ACCESS_LOST = Counter(
+    "forebay_access_log_lost_lines_total",
+    "lines",
+    (),
+    "Lines of the access log that its disk has not taken, or not in time.",
+)
+TRACE_SPANS = Counter(
+    "forebay_trace_spans_total",
+    "spans",
+    ("outcome",),
+    "Spans of traces. outcome: sent, failed (the collector did not take them) or dropped (too many waited for it).",
+    values={"outcome": ("sent", "failed", "dropped")},
+)
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting",
     "requests",

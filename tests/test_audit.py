@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from gateway import metrics
-from gateway.audit import _WAITING_BYTES_MAX, LOOK_SECONDS, AuditLog
+from gateway.audit import _WAITING_BYTES_MAX, AuditLog
+from gateway.renamed_file import LOOK_SECONDS
 
 
 class Hands:

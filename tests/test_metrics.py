@@ -46,6 +46,8 @@ class Attempt:
     status: int | None
     seconds: float
     origin: str = "s3.example"
+    bucket: str | None = "bucket"
+    key: str | None = "key"
 
 
 def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:

@@ -33,6 +33,7 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
+from gateway.cli.requests import requests
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
@@ -215,6 +216,14 @@ app.command(
 )(top)
 app.command(**in_help(LOOK, "Show what slots have and move, and what binds them.", "forebay slots"))(slots)
 app.command(**in_help(LOOK, "Show who calls, and which limit binds.", "forebay callers"))(callers)
+app.command(
+    **in_help(
+        LOOK,
+        "Show slow, failed and refused requests.",
+        "forebay requests",
+        "forebay requests --json | jq '.slowest[].key'",
+    )
+)(requests)
 app.command(
     **in_help(LOOK, "Say why an object is a hit or a miss.", "forebay explain s3://train/imagenet/train-00001.tar")
 )(explain)

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
+from gateway.cli.requests import seconds_text
 from gateway.cli.status import DISK_STATES
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
@@ -26,7 +27,7 @@ from gateway.config.units import parse_duration_seconds
 from gateway.control.formatting import counted, origin_text, size_text, wrong_with
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, Slot, Status
+    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
@@ -52,7 +53,8 @@ def top(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a running gateway live: throughput, hits, slots, what is not flushed, checkpoints, jobs, health.
+    """Show a running gateway live: throughput, hits, slots, what is not flushed, checkpoints, jobs,
+    the slowest requests, health.
 
     Ctrl-C ends it. In a pipe it prints plain text, with --json a document a line.
     """
@@ -146,6 +148,7 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
         ("slots", _SLOTS, [Row(_slot(one), "yellow" if one.binds else "") for one in figures.slots]),
         ("jobs", _JOBS, [Row(_job(one), "red" if one.state == "failed" else "") for one in _newest(figures.jobs)]),
         ("checkpoints", _CHECKPOINTS, [Row(_checkpoint(one), _state_style(one)) for one in figures.checkpoints]),
+        ("slow requests", _REQUESTS, _slowest(figures)),
     ]
     tables = [one for one in tables if one[2]]
     room = height - len(lines)
@@ -321,6 +324,38 @@ def _checkpoint(one: Checkpoint) -> list[str]:
         size_text(one.bytes),
         "100%" if share >= 1 else f"{min(share, 0.99):.0%}",  # not 100% before the last byte is there
         *(NOTHING if seconds is None else str(timedelta(seconds=round(seconds))) for seconds in times),
+    ]
+
+
+_REQUESTS = (
+    Column("slowest", right=True),
+    Column("ago", right=True, rank=2),
+    Column("operation"),
+    Column("object", shortened=True),
+    Column("status"),
+    Column("cache", rank=1),
+    Column("sent", right=True, rank=3),
+    Column("caller", shortened=True, rank=4),
+    Column("request id", rank=5),
+)
+
+
+def _slowest(figures: Figures) -> list[Row]:
+    found = figures.requests.slowest if figures.requests is not None else []
+    return [Row(_request(one, figures.at), "red" if one.is_error else "") for one in found]
+
+
+def _request(one: RecentRequest, at: float) -> list[str]:
+    return [
+        seconds_text(one.seconds),
+        str(timedelta(seconds=round(max(0.0, at - one.at)))),
+        one.operation,
+        printable(one.url),
+        one.status,
+        one.cache or NOTHING,
+        size_text(one.sent_bytes),
+        printable(one.caller),
+        one.request_id,
     ]
 
 

@@ -12,9 +12,10 @@ from gateway import metrics
 from gateway.errors import AdminPortError
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, Slot, Status
+    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequests, Slot, Status
 
 CHECKPOINTS_MAX = 20
+REQUESTS_MAX = 10
 _CHECKPOINTS_READ = 100
 _SLOTS_AGAIN_SECONDS = 1.0
 
@@ -91,6 +92,7 @@ class Figures:
     slots: list[Slot] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    requests: RecentRequests | None = None
     rates: Rates | None = None
 
     @property
@@ -152,6 +154,9 @@ class Figures:
             "slots": [] if known is None else [one.document() for one in self.slots],
             "jobs": [] if known is None else [one.document() for one in self.jobs],
             "checkpoints": [] if known is None else [one.document() for one in self.checkpoints],
+            "slowest_requests": []
+            if known is None or self.requests is None
+            else [one.document() for one in self.requests.slowest],
         }
 
 
@@ -174,7 +179,7 @@ class Watch:
 
     async def take(self, *, whole: bool = False) -> Figures:
         """The figures of now, or why there are none; with `whole`, once those of slots have come, too."""
-        from gateway.admin_client import CheckpointPage, JobList, Status
+        from gateway.admin_client import CheckpointPage, JobList, RecentRequests, Status
 
         if self._following is None:
             self._following = asyncio.create_task(self._follow_slots(), name="slots")
@@ -186,7 +191,14 @@ class Watch:
             self._counters = None
             last = self._last
             self._last = Figures(
-                time.time(), str(error), last.answered_at, last.status, last.slots, last.jobs, last.checkpoints
+                time.time(),
+                str(error),
+                last.answered_at,
+                last.status,
+                last.slots,
+                last.jobs,
+                last.checkpoints,
+                last.requests,
             )
             return self._last
         if whole:
@@ -199,8 +211,12 @@ class Watch:
             jobs, checkpoints = [], list["Checkpoint"]()
         else:
             checkpoints = _latest(page.checkpoints)
+        try:
+            requests = await self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", RecentRequests)
+        except AdminPortError:  # an older gateway
+            requests = None
         self._last = Figures(
-            at, None, at, status, self._slots, jobs, checkpoints, self._rates(status, counters(exposition))
+            at, None, at, status, self._slots, jobs, checkpoints, requests, self._rates(status, counters(exposition))
         )
         return self._last
 

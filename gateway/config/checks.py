@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
@@ -40,7 +41,8 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _buckets,
         _references_to_origin_credentials,
         _files,
-        _audit_file,
+        _log_files,
+        _tracing,
         _capacity,
         _credentials,
         _caller_classes,
@@ -219,18 +221,36 @@ def _origin_proxy(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("origin.proxy", Hidden(), "http://[user:password@]host:port")
 
 
-def _audit_file(settings: Settings) -> Iterator[ConfigError]:
-    path = settings.logging.audit_file
-    if path is None:
-        return
-    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        yield ConfigError(
-            "logging.audit_file",
-            str(path),
-            "this file cannot be written: its directory must exist, and both must be writable",
-        )
-    elif path.is_symlink() or (path.exists() and not path.is_file()):
-        yield ConfigError("logging.audit_file", str(path), "must be a plain file, not a link")
+def _log_files(settings: Settings) -> Iterator[ConfigError]:
+    audit, access = settings.logging.audit_file, settings.logging.access_file
+    for key, path in (("logging.audit_file", audit), ("logging.access_file", access)):
+        if path is None:
+            continue
+        if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            yield ConfigError(
+                key, str(path), "this file cannot be written: its directory must exist, and both must be writable"
+            )
+        elif path.is_symlink() or (path.exists() and not path.is_file()):
+            yield ConfigError(key, str(path), "must be a plain file, not a link")
+    if access is not None and access == audit:
+        yield ConfigError("logging.access_file", str(access), "must be another file than logging.audit_file")
+
+
+_TRACING_PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+
+
+def _traces_can_be_sent() -> bool:
+    """Whether the extra is installed. Only packages above are imported for this."""
+    try:
+        return all(find_spec(name) for name in _TRACING_PACKAGES)
+    except ModuleNotFoundError:
+        return False
+
+
+def _tracing(settings: Settings) -> Iterator[ConfigError]:
+    endpoint_url = settings.tracing.endpoint_url
+    if endpoint_url is not None and not _traces_can_be_sent():
+        yield ConfigError("tracing.endpoint_url", endpoint_url, "needs the extra: pip install 'forebay[otel]'")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:

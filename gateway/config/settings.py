@@ -366,6 +366,34 @@ class LoggingSettings(Section):
         "over the admin port. You may rename it while the gateway runs, as logrotate does. Omitted: none.",
         allowed="a file, which may be missing, in a directory that exists and is writable",
     )
+    access_file: Path | None = setting(
+        None,
+        "File for a JSON line about every request to the S3 port that is over. Another file than `audit_file`; you may "
+        "rename it as that one. Omitted: none.",
+        allowed="a file, which may be missing, in a directory that is there and can be written to",
+    )
+
+
+class TracingSettings(Section):
+    """Traces, by OpenTelemetry (docs/tracing.md). They need `pip install 'forebay[otel]'`."""
+
+    endpoint_url: str | None = setting(
+        None,
+        "Where a collector takes spans, by OTLP over HTTP. Headers and certificates: the SDK's variables "
+        "(`OTEL_EXPORTER_OTLP_HEADERS`, …). Omitted: nothing is traced.",
+        allowed='http:// or https://, host and path, such as "http://127.0.0.1:4318/v1/traces"',
+        pattern=r"^https?://[^/?#@\s]+/[^?#\s]*$",
+    )
+    sample_ratio: float = setting(
+        0.01,
+        "Share of requests without a `traceparent` header that are traced. With the header, the client decides.",
+        allowed="0 to 1",
+        ge=0,
+        le=1,
+    )
+    service_name: str = setting(
+        "forebay", "What spans are named after (`service.name`).", allowed="a name", min_length=1, max_length=200
+    )
 
 
 class Settings(Section):
@@ -376,6 +404,7 @@ class Settings(Section):
     origin: OriginSettings = Field(default_factory=OriginSettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     credentials: list[CredentialSettings] = Field(default_factory=list)
     caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
     origin_credentials: list[OriginCredentialSettings] = Field(default_factory=list)

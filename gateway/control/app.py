@@ -30,6 +30,7 @@ from gateway.control.origin_check import OriginChecks, OriginFinding, OriginStat
 from gateway.control.overview import OverviewApi
 from gateway.control.page import page_routes
 from gateway.control.process_metrics import set_process_metrics
+from gateway.control.requests import RequestsApi
 from gateway.control.responses import json_answer
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.slots import SlotsApi
@@ -60,7 +61,8 @@ def control_app(
     pending = WritebackApi(lent.writeback)
     guard = Guard(live, audit)
     slots = SlotsApi(live, metrics_directory, lent.writeback, changes)
-    overview = OverviewApi(control.document, slots, lent, metrics_directory)
+    requests = RequestsApi(metrics_directory)
+    overview = OverviewApi(control.document, slots, lent, metrics_directory, requests)
     return Starlette(
         routes=[
             Route("/healthz", control.healthz),
@@ -78,6 +80,7 @@ def control_app(
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
             Route("/api/v1/callers", guard(CallersApi(live, metrics_directory).list)),
+            Route("/api/v1/requests", guard(requests.list)),
             Route("/api/v1/slots", guard(slots.list)),
             _by_method("/api/v1/slots/{name}", PUT=guard(slots.put), DELETE=guard(slots.delete)),
             Route("/api/v1/jobs", guard(work.list)),

@@ -8,9 +8,11 @@ from gateway import __version__
 from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi_overview import overview_schema
 from gateway.control.openapi_parts import OBJECT_NAME, PREFIX_OF_BUCKET, always_whole, flag, query
+from gateway.control.openapi_requests import REQUESTS
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.control.origin_check import OriginState
+from gateway.control.requests import LIMIT, LIMIT_MAX
 from gateway.jobs.job import JobKind, JobState
 from gateway.metrics import DISK_STATES
 
@@ -274,6 +276,7 @@ def _described() -> dict[str, Any]:
             "/api/v1/explain": _explain(),
             "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
             "/api/v1/callers": _get("Callers, and which limit binds each.", "application/json", _CALLERS),
+            "/api/v1/requests": _requests(),
             "/api/v1/slots": _get("Slots, and which limit binds each.", "application/json", _SLOTS),
             "/api/v1/slots/{name}": _slot(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
@@ -638,6 +641,15 @@ def _slot() -> dict[str, Any]:
             "security": security,
         },
     }
+
+
+def _requests() -> dict[str, Any]:
+    summary = "Requests of late that were slow, failed or were refused, and failures of the origin."
+    found = _get(summary, "application/json", REQUESTS)
+    limit = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT, "description": "of each list"}
+    found["parameters"] = [{"name": "limit", "in": "query", "schema": limit}]
+    found["get"]["responses"]["400"] = {"description": "A limit that is none."}
+    return found
 
 
 def _get(summary: str, media_type: str, schema: dict[str, Any], *, guarded: bool = True) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.control.openapi_requests import REQUESTS
 from gateway.control.openapi_snapshots import SNAPSHOT
 from gateway.control.openapi_writeback import CHECKPOINT, OBJECT, UPLOAD
 
@@ -49,6 +50,7 @@ def overview_schema(status: dict[str, Any], slots: dict[str, Any], job: dict[str
             "history": {"type": "array", "items": _COUNTS, "description": "of the last minutes, with history=true"},
             "latency_buckets_seconds": {"type": "array", "items": {"type": "number"}},
             **slots["properties"],
+            "requests": REQUESTS,
             "jobs": {"type": "array", "items": job, "description": "the newest first"},
             "snapshots": {"type": "array", "items": SNAPSHOT},
             "checkpoints": {

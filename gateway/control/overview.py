@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.control.admin_backends import Holders
+from gateway.control.requests import RequestsApi
 from gateway.control.responses import flag, problem
 from gateway.control.slots import SlotsApi
 from gateway.errors import BufferUnavailable, SnapshotError, StoreUnavailable
@@ -30,6 +31,7 @@ HISTORY_MAX = 150
 """Of the counts, as long as pages are open: one that is opened then shows the last five minutes at once."""
 
 JOBS_SHOWN = 20
+REQUESTS_SHOWN = 8
 CHECKPOINTS_READ = 200
 CHECKPOINTS_SHOWN = 40
 PROBLEMS_SHOWN = 20
@@ -47,12 +49,14 @@ class OverviewApi:
         slots: SlotsApi,
         lent: Holders,
         metrics_directory: Path,
+        requests: RequestsApi,
     ) -> None:
         """`status` gives the document of `/api/v1/status`."""
         self._status = status
         self._slots = slots
         self._lent = lent
         self._directory = metrics_directory
+        self._requests = requests
         self._lock = asyncio.Lock()
         self._made_at = float("-inf")
         self._document: dict[str, Any] = {}
@@ -83,6 +87,7 @@ class OverviewApi:
             "counts": counts,
             "latency_buckets_seconds": LATENCY_BUCKETS_SECONDS,
             **self._slots.since_last(reading, status["writeback"]),
+            "requests": await self._requests.document(REQUESTS_SHOWN),
             "jobs": self._jobs(),
             "snapshots": await self._snapshots(),
             **await self._unflushed(),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gateway import metric_kinds
 from gateway.config import Settings
 from gateway.config.buffers import file_system_kind
 from gateway.config.defaults import disk_usage
@@ -20,7 +19,7 @@ from gateway.config.units import format_size
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.serve.preparation import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.serve.reloading import slots_max
-from gateway.serve.shared_directory import SHARED_MEMORY
+from gateway.serve.shared_directory import SHARED_MEMORY, room_needed_bytes
 
 DISK, LIMITS = "disk", "limits"
 
@@ -175,7 +174,7 @@ def _processors(settings: Settings) -> Finding:
 
 
 def _shared_memory(settings: Settings) -> Finding:
-    needed = (settings.server.workers + 2) * metric_kinds.room_bytes(slots_max(settings)) + 2**20
+    needed = room_needed_bytes(settings.server.workers, slots_max(settings))
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
@@ -23,6 +24,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
@@ -50,9 +52,11 @@ from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
+from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
+from gateway.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
 """The credential of requests whose signature does not hold."""
@@ -85,6 +89,7 @@ class RequestRecord:
         "cache",
         "context",
         "credential",
+        "error_code",
         "file",
         "operation",
         "raw_path",
@@ -95,6 +100,7 @@ class RequestRecord:
         "slot",
         "started",
         "status",
+        "trace",
         "waits",
     )
 
@@ -110,6 +116,7 @@ class RequestRecord:
         self.sent_bytes = 0
         self.cache: str | None = None
         self.reason: MissReason | None = None
+        self.error_code: str | None = None
         self.context: RequestContext | None = None
         self.request: S3Request | None = None
         self.answered: Mapping[str, str] = _NOTHING_ANSWERED
@@ -118,6 +125,7 @@ class RequestRecord:
         self.file: bytes | None = None
         """What its bytes count for besides, of a checkpoint, once they are being sent."""
 
+        self.trace: RequestSpan | None = None
         self.credential = NOBODY
         self.admission: Admission | None = None
         """The place that it holds, where its caller is limited."""
@@ -414,6 +422,26 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
     )
 
 
+def _finished(record: RequestRecord, scope: Scope, seconds: float, received_bytes: int) -> FinishedRequest:
+    request, client = record.request, scope.get("client")
+    return FinishedRequest(
+        record.operation,
+        request.bucket if request is not None else None,
+        request.key if request is not None else None,
+        record.slot,
+        record.status,
+        record.cache,
+        record.reason,
+        record.error_code,
+        seconds,
+        record.sent_bytes,
+        received_bytes,
+        record.credential,
+        record.request_id,
+        str(client[0]) if client else None,
+    )
+
+
 @dataclass(eq=False)
 class S3App:
     """The S3 port's ASGI application.
@@ -431,6 +459,9 @@ class S3App:
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
     audit: AuditLog | None = None
+    recent: RecentRequests = field(default_factory=partial(RecentRequests, None, 0))
+    access: AccessLog | None = None
+    tracer: Tracer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -438,6 +469,8 @@ class S3App:
         record = RequestRecord(scope["raw_path"])
         if TOLD in scope:
             record.started = scope[TOLD].began
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(scope["headers"])
         try:
             answer = self._perform(record, scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
@@ -445,6 +478,7 @@ class S3App:
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
+            record.error_code = reply.error_code
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
             if record.context is not None and record.operation == Operation.GET_OBJECT and reply.status in (200, 206):
@@ -478,7 +512,7 @@ class S3App:
                 record.admission.leave()
             if record.file is not None and self.services.reads is not None:
                 self.services.reads.end(record.file, record.sent_bytes)
-            self._report(record)
+            self._report(record, scope)
             if self.audit is not None and scope["method"] not in READ_METHODS:
                 _audited(self.audit, record, scope)
 
@@ -489,7 +523,7 @@ class S3App:
         self.observer.in_flight(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
-    def _report(self, record: RequestRecord) -> None:
+    def _report(self, record: RequestRecord, scope: Scope) -> None:
         seconds = time.perf_counter() - record.started
         received_bytes = record.body.received_bytes if record.body is not None else 0
         self.observer.ended(
@@ -498,6 +532,15 @@ class S3App:
         self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
         if record.reason is not None:
             self.observer.missed(record.operation, record.slot, record.reason)
+        recent, access = self.recent, self.access
+        recent.look()
+        if access is not None or record.trace is not None or recent.is_kept(record.status, seconds):
+            finished = _finished(record, scope, seconds, received_bytes)
+            recent.add(finished)
+            if access is not None:
+                access.add(finished)
+            if record.trace is not None:
+                record.trace.end(finished)
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(
@@ -546,6 +589,7 @@ class S3App:
             return False
         reply.failed(error)
         record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
+        record.error_code = failure.error_code
         return True
 
     def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:

@@ -103,7 +103,8 @@ class Response:
     `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its
     `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a stream that
     was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end,
-    unless the client left. `reason` goes with a `cache` that says "miss" or "partial".
+    unless the client left. `reason` goes with a `cache` that says "miss" or "partial". `error_code`: S3's, of a failure
+    that the gateway has put into words.
     """
 
     status: int
@@ -115,6 +116,7 @@ class Response:
     on_failure: Callable[[Exception], None] | None = None
     length_bytes: int | None = None
     reason: MissReason | None = None
+    error_code: str | None = None
 
     def failed(self, error: Exception) -> None:
         """The body broke off."""

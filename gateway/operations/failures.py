@@ -38,7 +38,8 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Response:
     """
     if isinstance(error, OriginAnswered):
         headers = filter_response_headers(dict(error.headers))
-        return Response(error.status, [pair for pair in headers if pair[0] != "content-length"], error.body)
+        own = [pair for pair in headers if pair[0] != "content-length"]
+        return Response(error.status, own, error.body, error_code=error_code_of(error.body))
     _log_failure(error, request_id)
     return _document(s3_error_of(error), request_id, resource)
 
@@ -99,6 +100,6 @@ _EXPECTED: Mapping[type[Exception], str] = {
 def _document(error: S3Error, request_id: str, resource: str) -> Response:
     headers = [(name.lower(), value) for name, value in error.headers.items()]
     if error.status == 304:
-        return Response(304, headers)
+        return Response(304, headers, error_code=error.code)
     body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
-    return Response(error.status, [("content-type", "application/xml"), *headers], body)
+    return Response(error.status, [("content-type", "application/xml"), *headers], body, error_code=error.code)

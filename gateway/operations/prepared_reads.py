@@ -48,12 +48,13 @@ _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
 
 class PreparedAnswer(NamedTuple):
     """Its status is the tally's. `before` and `behind` are the lines of its head before and behind those of the
-    moment; no `span`: no body. `file` is what its bytes count for besides, of a checkpoint."""
+    moment; no `span`: no body. `key` is what is read; `file` what its bytes count for besides, of a checkpoint."""
 
     tally: HitTally
     before: bytes
     behind: bytes
     span: WarmSpan | None
+    key: ObjectKey
     file: bytes | None = None
 
     def close(self) -> None:
@@ -84,6 +85,10 @@ class PreparedVerification:
     @property
     def slot(self) -> str:
         return self._answer.tally.slot
+
+    @property
+    def key(self) -> ObjectKey:
+        return self._answer.key
 
     @property
     def is_known(self) -> bool:
@@ -161,11 +166,11 @@ class PreparedRead:
 
     def _of_all(self) -> _Judged:
         count = 0 if self._is_head else self._size_bytes
-        return _Judged(PreparedAnswer(self._counted("200"), self._whole, self._length, None), 0, count)
+        return _Judged(PreparedAnswer(self._counted("200"), self._whole, self._length, None, self._key), 0, count)
 
     def _unchanged(self) -> _Judged:
         lines = EncodedHeaders.of(of_not_modified(EncodedHeaders(self._whole).pairs)).lines
-        return _Judged(PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None), 0, 0)
+        return _Judged(PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None, self._key), 0, 0)
 
     def answer(self, values: Conditions) -> PreparedAnswer | PreparedVerification | None:
         """The answer by the version; None: `read_object` is to be asked."""
@@ -212,7 +217,7 @@ class PreparedRead:
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
         if self._part is None:  # most objects are asked for whole, and those of an epoch once
             self._part = of_part(EncodedHeaders(self._whole)).lines
-        return _Judged(PreparedAnswer(self._counted("206"), self._part, lengths, None), first, count)
+        return _Judged(PreparedAnswer(self._counted("206"), self._part, lengths, None, self._key), first, count)
 
 
 class _Told(NamedTuple):
@@ -230,11 +235,11 @@ class _Told(NamedTuple):
 class StrictRead:
     """GET of one object of a `strict` slot. Made by `prepare_read`. Of few objects, as `PreparedRead`."""
 
-    __slots__ = ("_headers", "_key", "_services", "_tally", "latest", "slot")
+    __slots__ = ("_headers", "_services", "_tally", "key", "latest", "slot")
 
     def __init__(self, services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, tally: TallyOf) -> None:
         self._services = services
-        self._key = key
+        self.key = key
         self.slot = slot
         self._tally = tally
         self._headers = judged_by_the_origin(request)
@@ -244,7 +249,7 @@ class StrictRead:
     def is_pending(self) -> bool:
         """As of `PreparedRead`."""
         buffer = self._services.writeback
-        return buffer is not None and buffer.may_be_pending(self._key)
+        return buffer is not None and buffer.may_be_pending(self.key)
 
     def holds(self) -> bool:
         """As of `PreparedRead`: the origin is asked."""
@@ -261,14 +266,14 @@ class StrictRead:
 
     async def ask(self) -> ObjectHead:
         """What the origin says now. Raises as `Catalog.ask`."""
-        return await self._services.catalog.ask(self._key, self.slot, headers=self._headers)
+        return await self._services.catalog.ask(self.key, self.slot, headers=self._headers)
 
     def told(self, head: ObjectHead) -> _Told:
         """What the origin has said now, worked out if it is something else than it was last."""
         fixed, latest = _fixed(head), self.latest
         if latest is None or latest.fixed != fixed:
             held = HeldVersion(head, _TOLD_EACH_TIME)
-            read = _read(self._services, Operation.GET_OBJECT, self._key, self.slot, held, self._tally)
+            read = _read(self._services, Operation.GET_OBJECT, self.key, self.slot, held, self._tally)
             self.latest = latest = _Told(fixed, _identity(head), read)
         return latest
 
@@ -292,6 +297,10 @@ class PreparedQuestion:
     @property
     def slot(self) -> str:
         return self._read.slot.name
+
+    @property
+    def key(self) -> ObjectKey:
+        return self._read.key
 
     async def ask(self) -> PreparedAnswer | None:
         """The answer by what the origin says; None: `read_object` is to go on from what was `told`."""

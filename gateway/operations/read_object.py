@@ -76,6 +76,8 @@ _COMMON = _UNDERSTOOD | {
     "connection",
     "host",
     "range",
+    "traceparent",
+    "tracestate",
     "user-agent",
 }
 """What most requests have: set aside at once, so that few names are left to be looked at one by one."""

@@ -60,6 +60,7 @@ from gateway.origin.traffic_meter import RequestRates
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
+from gateway.tracing import TRACE
 
 _BREAKERS_MAX = 1024
 
@@ -100,6 +101,8 @@ class Attempt:
     kind: AnswerKind | None = None
     answer_seconds: float = 0.0
     origin: str = ""
+    bucket: str | None = None
+    key: str | None = None
 
 
 @dataclass(slots=True)
@@ -313,6 +316,12 @@ class S3Origin:
         elif self._rates is not None:
             self._rates.charge(request)
         started = self._clock.monotonic()
+        trace, span = TRACE.get(), None
+        if trace is not None:
+            of_request = request.bucket, request.key, request.slot, request.purpose.value
+            span = trace.ask_origin(request.method, sending.target.host, *of_request, sending.attempts)
+        if span is not None:
+            headers = {**headers, **span.headers}
         # A connection that the origin is about to close would leave open what became of the request.
         unused, kind = sending.repetition is Repetition.WRONG_ANSWER, answer_kind(request)
         target, claim = sending.target, sending.claim
@@ -320,9 +329,14 @@ class S3Origin:
             stream = await self._client.exchange(
                 request.method, target, headers, body.content, supervision, claim, unused=unused, kind=kind
             )
-        except OriginUnreachable:
-            self._report(sending, None, started)
+        except BaseException as error:
+            if span is not None:
+                span.failed(error)
+            if isinstance(error, OriginUnreachable):
+                self._report(sending, None, started)
             raise
+        if span is not None:
+            span.answered(stream.head.status)
         self._report(sending, stream.head.status, started, kind, stream.head_seconds)
         return stream
 
@@ -462,6 +476,8 @@ class S3Origin:
                 comparable,
                 answer_seconds,
                 self._addressing.host,
+                request.bucket,
+                request.key,
             )
         )
 

@@ -42,6 +42,9 @@ _VARIABLE: Mapping[str, int] = {
     "amz-sdk-request": _TO_LINE_END,
     "if-match": _TO_LINE_END,
     "if-none-match": _TO_LINE_END,
+    "traceparent": _TO_LINE_END,
+    "tracestate": _TO_LINE_END,
+    "x-amzn-trace-id": _TO_LINE_END,
 }
 """The fields whose values differ from one request of a client to the next, and how long these are."""
 
@@ -172,7 +175,7 @@ class PreparedHead:
         """All fields, as `S3Request.headers` has them."""
         found = dict(self.request.headers)
         for name, value in zip(self.places, values.fields, strict=True):
-            text = value.decode()
+            text = value.decode("latin-1")
             found[name] = found[name][: -len(text)] + text if name == _AUTHORIZATION else text
         return found
 

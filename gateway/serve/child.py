@@ -21,9 +21,11 @@ from contextlib import suppress
 import orjson
 import structlog
 
-from gateway import metric_kinds
+from gateway import __version__, metric_kinds
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.bandwidth_wiring import keep_names_in_metrics
+from gateway.config import TracingSettings
 from gateway.config.live import LiveSettings
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
@@ -34,6 +36,7 @@ from gateway.serve.child_context import ChildContext, Work
 from gateway.serve.full_disk import refusal_when_full
 from gateway.serve.process_title import set_process_title
 from gateway.serve.report_pipe import ReportPipe
+from gateway.tracing import Tracer, open_tracer
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -141,6 +144,12 @@ def _work_of(name: str) -> Work:
     return serve_s3
 
 
+def _tracer(settings: TracingSettings, name: str) -> Tracer | None:
+    if settings.endpoint_url is None:
+        return None
+    return open_tracer(settings.endpoint_url, settings.service_name, __version__, name, settings.sample_ratio)
+
+
 async def _run(
     name: str,
     config: ChildConfig,
@@ -167,11 +176,18 @@ async def _run(
 
     path = config.settings.logging.audit_file
     audit = AuditLog(path, name) if path is not None else None
+    path = config.settings.logging.access_file
+    access = AccessLog(path, name) if path is not None and name != BACKGROUND else None
+    tracer = _tracer(config.settings.tracing, name) if name != BACKGROUND else None
     async with Heartbeats(config.heartbeats).beating(process_number(name)):
         try:
-            await work(ChildContext(name, config, live, report.tell, listeners, stop, ready, audit))
+            await work(ChildContext(name, config, live, report.tell, listeners, stop, ready, audit, access, tracer))
         finally:
             if following is not None:
                 following.cancel()
+            if access is not None:
+                await access.aclose()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             if audit is not None:
                 await asyncio.to_thread(audit.close)

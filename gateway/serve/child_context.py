@@ -7,9 +7,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.access_log import AccessLog
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
+from gateway.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class ChildContext:
     stop: asyncio.Event
     ready: Callable[[], None]
     audit: AuditLog | None = None
+    access: AccessLog | None = None
+    tracer: Tracer | None = None
 
     @property
     def number(self) -> int:

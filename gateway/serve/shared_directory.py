@@ -24,6 +24,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway import metric_kinds, recent_requests
 from gateway.heartbeats import Heartbeats
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  checked for owner and mode below
@@ -34,6 +35,16 @@ _GO_WITH_THEIR_PROCESS = "gauge_live"
 """What prometheus_client removes when a process has died."""
 
 _log = structlog.get_logger("forebay.serve")
+
+
+_COMMON_ROOM_BYTES = 2**20
+"""For the locks of blocks and the heartbeats, which all processes use together, and some more."""
+
+
+def room_needed_bytes(workers: int, slots: int) -> int:
+    """What all files take at most, with so many workers and slots."""
+    of_process = metric_kinds.room_bytes(slots) + recent_requests.FILE_BYTES
+    return (workers + 2) * of_process + _COMMON_ROOM_BYTES
 
 
 class SharedFiles:

@@ -48,15 +48,12 @@ from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
 from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
-from gateway.serve.shared_directory import SharedFiles, SharedMemory
+from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.shared_memories import SharedMemories
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
 _SHARED_LOOK_SECONDS = 1.0
-_LOCKS_ROOM_BYTES = 2**20
-"""For the locks of blocks and the heartbeats, which all processes use together, and some more."""
-
 _ANSWERS_KEPT = 64
 """Of questions over the admin port: each is looked at many times a second."""
 
@@ -131,7 +128,7 @@ def _as_text(problem: str | None) -> str | None:
 
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
-    room_bytes = (settings.server.workers + 2) * metric_kinds.room_bytes(slots_max(settings)) + _LOCKS_ROOM_BYTES
+    room_bytes = room_needed_bytes(settings.server.workers, slots_max(settings))
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")

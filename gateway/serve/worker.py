@@ -26,8 +26,17 @@ async def serve_s3(context: ChildContext) -> None:
         shared_directory=config.metrics_directory,
         closed=config.closed is not None,
     ) as app:
+        app.audit, app.access, app.tracer = context.audit, context.access, context.tracer
         prepared = PreparedRequests(
-            app.services, app.authenticator, app.base_domains, app.observer, app.log, app.callers
+            app.services,
+            app.authenticator,
+            app.base_domains,
+            app.observer,
+            app.log,
+            app.callers,
+            app.recent,
+            app.access,
+            app.tracer,
         )
         server = S3Server(
             app,
@@ -36,7 +45,6 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
         )
-        app.audit = context.audit
         callers = _LiveCallers(app, prepared, live, context.stop)
 
         async def follow() -> None:

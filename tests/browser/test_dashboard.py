@@ -92,6 +92,31 @@ def test_the_page_follows_requests(browser: Any, gateway: GatewayProcess) -> Non
     page.close()
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_shows_slow_and_refused_requests(browser: Any, origin: StrictOrigin, width: int) -> None:
+    """Whatever keys are called, it fits; a key is text, and no markup."""
+    key = "<b>bold</b>/" + "k" * 400
+    origin.model.put("bucket", key, b"x")
+    with gateway_of(origin, slots=[{"name": "d", "prefix": "s3://bucket/", "mode": "read-only"}]) as gateway:
+        client = boto3.client(
+            "s3",
+            endpoint_url=gateway.s3_url,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY_ID,
+            aws_secret_access_key=SECRET_ACCESS_KEY,
+        )
+        client.get_object(Bucket="bucket", Key=key)["Body"].read()
+        with pytest.raises(client.exceptions.ClientError):
+            client.put_object(Bucket="bucket", Key=key, Body=b"x")
+        page = browser.new_page(viewport={"width": width, "height": 740})
+        page.goto(gateway.admin_url)
+        page.wait_for_selector("#recent >> text=Slowest")
+        page.wait_for_selector("#recent >> text=403 AccessDenied")
+        assert "s3://bucket/<b>bold</b>/k" in page.inner_text("#recent")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.close()
+
+
 def test_actions_are_done_by_keyboard_and_tell_what_came_of_them(browser: Any, gateway: GatewayProcess) -> None:
     """The dialog says what will happen, then what did; what the gateway refuses is told in its words."""
     page = browser.new_page()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.admin_client import Checkpoint, Job, Slot, Status
+from gateway.admin_client import Checkpoint, Job, RecentRequests, Slot, Status
 from gateway.cli.top import curve, screen
 from gateway.cli.top_figures import Figures, Rates, counters, rates
 from tests.support.gateway_process import GatewayProcess
@@ -102,8 +103,16 @@ def figures(slots: int = 30) -> Figures:
         slots=[Slot.model_validate(slot | {"name": f"slot-{i}"}) for i in range(slots)],
         jobs=[Job.model_validate(job | {"id": str(i), "state": "done" if i % 2 else "running"}) for i in range(6)],
         checkpoints=[Checkpoint.model_validate(checkpoint)] * 3,
+        requests=RecentRequests.model_validate(
+            {"slowest": [SLOW] * 4, "errors": [], "refusals": [], "origin_failures": []}
+        ),
         rates=Rates(2.0**20, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9),
     )
+
+
+SLOW = {"operation": "GetObject", "bucket": "b", "key": f"\x1b[2J/{'k' * 150}", "slot": "a", "status": "503"}
+SLOW |= {"cache": "miss", "reason": "evicted", "error": "SlowDown", "caller": "job", "request_id": "ID0"}
+SLOW |= {"at": 990.0, "seconds": 1.25, "sent_bytes": 0, "received_bytes": 0}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 5), (80, 3)])
@@ -122,6 +131,7 @@ def test_the_screen_has_what_matters_at_80_columns() -> None:
     assert "disk      full" in text
     assert "served    1.0 MiB/s, received 0 B/s, hits 90.0%" in text
     assert "unflushed 3 objects, 1.0 MiB, the oldest for 0:01:00; 1 conflict" in text
+    assert re.search(r"1\.25 s  0:00:10  GetObject  s3://b/\S*…k+  503 +miss", text)
     for shown in ("slot-1", "warm s3://b/\\u001b[2J", "s3://b/run/step-1/", "flushing", "50%"):
         assert shown in text
 

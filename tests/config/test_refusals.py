@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway.config import checks
 from gateway.config.checks import RESERVED_CALLERS
 from gateway.config.problems import SettingsError
 from gateway.config.settings import public_settings
@@ -62,6 +63,17 @@ def test_a_problem_names_where_its_value_came_from(tmp_path: Path) -> None:
     assert [(problem.key, problem.source) for problem in refused.value.problems] == [("admin.port", None)]
 
 
+def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install is said at the start, and nothing is asked of who traces nothing."""
+    monkeypatch.setattr(checks, "_TRACING_PACKAGES", ("no_such_package.sdk",))
+    found = problems(tmp_path, '[tracing]\nendpoint_url = "http://h:4318/v1/traces"\n')
+    assert list(found) == ["tracing.endpoint_url"]
+    assert "pip install 'forebay[otel]'" in found["tracing.endpoint_url"]
+    load(tmp_path, "[tracing]\nsample_ratio = 1\n")
+    monkeypatch.setattr(checks, "_TRACING_PACKAGES", ("asyncio.tasks",))
+    load(tmp_path, '[tracing]\nendpoint_url = "http://h:4318/v1/traces"\n')
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -84,6 +96,12 @@ def test_a_problem_names_where_its_value_came_from(tmp_path: Path) -> None:
         ('[cache]\nblock_size = "128MiB"\n', "cache.block_size"),
         ('[cache]\ncapacity = "16MiB"\n', "cache.capacity"),
         ('[logging]\nlevel = "loud"\n', "logging.level"),
+        ('[logging]\naccess_file = "/nowhere/access"\n', "logging.access_file"),
+        ('[logging]\naccess_file = "/dev/null"\n', "logging.access_file"),
+        ('[logging]\naccess_file = "/tmp/one-log"\naudit_file = "/tmp/one-log"\n', "logging.access_file"),
+        ('[tracing]\nendpoint_url = "127.0.0.1:4318"\n', "tracing.endpoint_url"),
+        ('[tracing]\nendpoint_url = "http://user:secret@h/v1/traces"\n', "tracing.endpoint_url"),
+        ("[tracing]\nsample_ratio = 1.5\n", "tracing.sample_ratio"),
         ('[admin]\ntoken = "short"\n', "admin.token"),
         ("[admin]\nport = 9000\n", "admin.port"),
         ('[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\n', "credentials[0].allow"),

@@ -26,6 +26,8 @@ from gateway.control.openapi_parts import SNAPSHOT_NAME_SCHEMA
 from gateway.control.process_metrics import set_process_metrics
 from gateway.control.state import GatewayState, ProcessState, StateHolder
 from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
+from gateway.recent_requests import RecentRequests
+from tests.support.finished import finished
 from tests.support.growth import python_steps
 
 T = TypeVar("T")
@@ -250,7 +252,29 @@ def test_other_sites_do_not_read_the_overview(tmp_path: Path, headers: dict[str,
     assert ask(tmp_path, "/api/v1/overview", STATE, None, **headers).status_code == status
 
 
-GUARDED = ["/metrics", "/api/v1/overview", "/api/v1/status", "/api/openapi.json"]
+@pytest.mark.parametrize(
+    ("query", "shown"), [("", 20), ("?limit=3", 3), ("?limit=0", None), ("?limit=x", None), ("?limit=1001", None)]
+)
+def test_slow_and_failed_requests_are_shown(tmp_path: Path, query: str, shown: int | None) -> None:
+    """So many of each kind; keys are for those on this machine only."""
+    recent = RecentRequests(tmp_path, 3)
+    for number in range(30):
+        recent.add(finished(1.0 + number, "500"))
+        recent.add(finished(0.0, "403"))
+        recent.origin_failed("GET", "bucket", "key", "default", "live", "unreachable", 1.0)
+    answer = ask(tmp_path, f"/api/v1/requests{query}", host="127.0.0.1:9001")
+    if shown is None:
+        assert answer.status_code == 400
+        return
+    document = answer.json()
+    described = describe()["paths"]["/api/v1/requests"]["get"]["responses"]["200"]["content"]
+    assert_described(document, described["application/json"]["schema"])
+    assert [len(document[kind]) for kind in ("errors", "refusals", "origin_failures")] == [shown, min(shown, 24), shown]
+    assert document["slowest"][0]["seconds"] == 30.0
+    assert ask(tmp_path, f"/api/v1/requests{query}", host="evil.example:9001").status_code == 403
+
+
+GUARDED = ["/metrics", "/api/v1/overview", "/api/v1/requests", "/api/v1/status", "/api/openapi.json"]
 
 
 @pytest.mark.parametrize("path", GUARDED)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from gateway.model import BodyStream
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
+from gateway.recent_requests import RecentRequests, recent_requests
 from gateway.s3.requests import Operation
-from tests.support.asgi import Answer, call, signed_headers
+from tests.support.asgi import ACCESS_KEY_ID, Answer, call, signed_headers
 from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
@@ -295,3 +297,34 @@ def test_every_request_goes_on_the_account_of_a_slot(tmp_path: Path) -> None:
 
     assert asyncio.run(scenario()) == ["data", "data", "default", "none"]
     assert list(dict.fromkeys(sent)) == [("GET", "data"), ("PUT", "default")]
+
+
+def test_slow_failed_and_refused_requests_are_kept_with_their_error_codes(tmp_path: Path) -> None:
+    """What the gateway said, to whom, about what; an object that is not there is no refusal."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path / "cache") as gateway:
+            gateway.origin.put("bucket", "key", BODY)
+            gateway.app.recent = RecentRequests(shared, 0)
+            gateway.origin.inject(on(Operation.GET_OBJECT, key="away"), Unreachable())
+            for target in ("/bucket/key", "/bucket/none", "/bucket/away"):
+                await call(gateway.app, "GET", target)
+            await call(gateway.app, "PUT", "/bucket/key?acl", {"authorization": "AWS4-HMAC-SHA256 x"}, sign=False)
+            wrong = signed_headers("GET", "/bucket/key", {}, b"", secret_access_key="wrong")
+            await call(gateway.app, "GET", "/bucket/key", wrong, sign=False)
+
+    asyncio.run(scenario())
+    found = recent_requests(shared, 100, time.time())
+    assert {one["key"] for one in found["slowest"]} == {"key", "none", "away"}
+    assert [(one["key"], one["status"], one["error"], one["caller"]) for one in found["errors"]] == [
+        ("away", "503", "ServiceUnavailable", ACCESS_KEY_ID)
+    ]
+    refused = sorted((one["operation"], one["status"], one["error"], one["caller"]) for one in found["refusals"])
+    assert refused == [
+        ("Forward", "400", "AuthorizationHeaderMalformed", "none"),
+        ("GetObject", "403", "SignatureDoesNotMatch", "none"),
+    ]
+    read = next(one for one in found["slowest"] if one["key"] == "key" and one["status"] == "200")
+    assert (read["sent_bytes"], read["cache"], read["reason"]) == (len(BODY), "miss", "first-read")

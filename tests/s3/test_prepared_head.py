@@ -30,6 +30,8 @@ NAMES = {
     "amz-sdk-request": "amz-sdk-request",
     "user-agent": "User-Agent",
     "x-amz-checksum-mode": "x-amz-checksum-mode",
+    "traceparent": "traceparent",
+    "x-amzn-trace-id": "X-Amzn-Trace-Id",
 }
 
 
@@ -135,6 +137,7 @@ def test_what_is_known_says_the_same(client: Client, asked: list[tuple[str, str,
         more = {"range": span}
         if has_ids:
             more |= {"amz-sdk-invocation-id": f"id-{number}", "amz-sdk-request": f"attempt={number}; max=3"}
+            more |= {"traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01", "x-amzn-trace-id": f"Root={number}"}
         heads.append(client.head(gateway.clock.now() + later, key, query=query, more=more))
     gateway.learn(heads[0])
     assert gateway.check(heads[0])

@@ -37,6 +37,14 @@ ORIGIN_KEYS = ("origin-key", "origin-secret-0123456789")
 """The key pair that the gateway signs with unless told otherwise; with no [[credentials]], callers sign with it too."""
 
 
+def wait_for_metric(gateway: GatewayProcess, pattern: str) -> None:
+    """Until a line of /metrics begins so: some counts are told a moment later."""
+    due, url = time.monotonic() + ANSWER_SECONDS_MAX, f"{gateway.admin_url}/metrics"
+    while not re.search(f"^{pattern}", text := httpx.get(url, timeout=60).text, re.MULTILINE):
+        assert time.monotonic() < due, f"no {pattern} in\n{text}"
+        time.sleep(_POLL_SECONDS)
+
+
 def to_toml(document: Mapping[str, Any]) -> str:
     """Tables of plain values, and lists of such tables, as TOML."""
     lines: list[str] = []

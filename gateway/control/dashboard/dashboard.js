@@ -249,6 +249,7 @@ function draw(overview, now) {
 
   drawSlots(slots, link, cache);
   drawUnflushed(overview, now);
+  drawRequests(overview.requests, now);
   drawJobs(overview.jobs, now);
   drawCheckpoints(overview.checkpoints, now);
   show("snapshots", overview.snapshots.length ? table(["snapshot", "prefix", "objects", "size", "state"], overview.snapshots.map((one) => [one.name, one.prefix, number(one.objects ?? 0), bytes(one.bytes ?? 0), one.problem ? tag(one.problem, "bad") : one.slots.length ? tag(`freezes ${one.slots.join(", ")}`, "good") : "not in use"])) : empty("There is no snapshot. The command forebay snapshot create makes one."),
@@ -261,7 +262,7 @@ const bar = (parts, marks = [], text = null) => h("div", { class: "bar", ...(tex
   parts.map(([part, kind]) => h("i", { class: kind, style: { width: `${Math.min(100, 100 * part).toFixed(2)}%` } })),
   marks.map((part) => h("u", { style: { left: `${Math.min(99.5, 100 * part).toFixed(2)}%` } })));
 function table(heads, rows) {
-  const kinds = { objects: "number", size: "number", restarts: "number" };
+  const kinds = { objects: "number", size: "number", restarts: "number", took: "short", operation: "short", method: "short", status: "short", cache: "short", purpose: "short" };
   return h("table", { class: "stack" }, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { class: kinds[head] ?? "", scope: "col" }, head)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, place) => h("td", { class: kinds[heads[place]] ?? "", "data-label": heads[place] }, cell))))));
 }
@@ -323,6 +324,19 @@ function drawUnflushed(overview, now) {
   return show("unflushed", pending.journal_problem ? h("p", {}, tag(`the journal takes no writes: ${pending.journal_problem}`, "bad")) : null,
     slots.length ? slots : empty("No slot writes back: every write goes to the origin at once."),
     problems.length ? table(["object", "state", ""], problems) : null, uploads.length ? table(["open upload", ""], uploads) : null);
+}
+
+function drawRequests(requests, now) {
+  const object = (one) => (one.bucket === null ? "–" : `s3://${[one.bucket, one.key].filter((part) => part !== null).join("/")}`);
+  const row = (one) => [span(one.seconds), one.operation,
+    h("span", {}, object(one), h("span", { class: "note" }, `${ago(one.at, now)} ago, ${one.caller}, ${bytes(one.sent_bytes)} sent, ${bytes(one.received_bytes)} received, ${one.request_id}`)),
+    tag([one.status, one.error].filter(Boolean).join(" "), /^[23]/.test(one.status) ? "" : /^4|^client/.test(one.status) ? "warn" : "bad"), [one.cache, one.reason].filter(Boolean).join(": ") || "–"];
+  const ofOrigin = (one) => [span(one.seconds), one.method, h("span", {}, object(one), h("span", { class: "note" }, `${ago(one.at, now)} ago, ${one.slot}`)), tag(one.status, "bad"), one.purpose];
+  const part = (title, rows, heads) => (rows.length ? [h("h3", {}, title), table(heads, rows)] : []);
+  const heads = ["took", "operation", "object", "status", "cache"];
+  const found = [...part("Slowest", requests.slowest.map(row), heads), ...part("Failed", requests.errors.map(row), heads), ...part("Refused", requests.refusals.map(row), heads),
+    ...part("The origin failed", requests.origin_failures.map(ofOrigin), ["took", "method", "object", "status", "purpose"])];
+  show("recent", found.length ? found : empty("No request in the last minutes."));
 }
 
 const JOB = { running: "", done: "good", failed: "bad", cancelled: "warn" };

@@ -468,6 +468,9 @@ class S3Protocol(S3Connection):
             return False
         if answer is None:
             return False
+        if prepared.tracer is not None and prepared.tracer.draws(head):
+            (answer.prepared if isinstance(answer, Question) else answer).close()
+            return False
         self._forget_head()
         self._count_read()
         if isinstance(answer, Question):
@@ -508,12 +511,13 @@ class S3Protocol(S3Connection):
                 self.transport.write(lines)
                 lines_sent = len(lines)
         if lines_sent == len(lines) and (span is None or sent_bytes == span.span.count):
-            prepared.sent(answer, request_id, began, sent_bytes)
+            prepared.sent(answer, request_id, began, sent_bytes, self.client)
             return None
 
         def go_on(cycle: RequestCycle) -> Awaitable[None]:
             rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
-            return prepared.go_on(answer, request_id, began, rest, lambda: sent_bytes + cycle.writer.sent_bytes)
+            total = lambda: sent_bytes + cycle.writer.sent_bytes  # noqa: E731
+            return prepared.go_on(answer, request_id, began, rest, total, self.client)
 
         return go_on
 
@@ -522,7 +526,7 @@ class S3Protocol(S3Connection):
     ) -> None:
         """Ask the origin, and answer by that. What is not prepared goes the whole way then, as do requests whose
         connection is to end since, or takes nothing: the origin is not asked again there."""
-        answer = await prepared.ask(question, began)
+        answer = await prepared.ask(question, began, self.client)
         if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True
             rest = self._send_prepared(prepared, answer, began)

@@ -23,10 +23,12 @@ from structlog.typing import FilteringBoundLogger
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway import cancellation
+from gateway.access_log import AccessLog
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
+from gateway.model import ObjectKey
 from gateway.operations.context import AppContext, Told
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
@@ -43,8 +45,10 @@ from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Callers
 from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
+from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
+from gateway.tracing import TRACE, Tracer
 
 LEARN = "forebay.learn_head"
 """In the scope of ASGI: takes (request, caller) of a head that was parsed."""
@@ -87,6 +91,9 @@ _IDS = ([("x-id", "GetObject")], [("x-id", "HeadObject")])
 _STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
+Client = tuple[str, int]
+"""Its address and port."""
+
 
 class _Known(NamedTuple):
     """An object as a caller may read it."""
@@ -117,8 +124,14 @@ class PreparedRequests:
         observer: RequestMetrics,
         log: FilteringBoundLogger,
         callers: Callers | None = None,
+        recent: RecentRequests | None = None,
+        access: AccessLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._services = services
+        self._recent = recent if recent is not None else RecentRequests(None, 0)
+        self._access = access
+        self.tracer = tracer
         self.callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
@@ -217,12 +230,13 @@ class PreparedRequests:
             self._was_worth_it(place)
         return answer
 
-    async def ask(self, question: Question, began: float) -> PreparedAnswer | Told:
+    async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | Told:
         """The answer that was waited for; else what the origin has said, for the whole way.
 
         To be called in a task of the request's own, which ends when the client leaves.
         """
         ACCOUNT.set(question.access_key_id)
+        TRACE.set(None)
         prepared, answer = question.prepared, None
         self._observer.in_flight(1)
         try:
@@ -230,7 +244,8 @@ class PreparedRequests:
             answer = await prepared.ask()
         except (ClientDisconnected, asyncio.CancelledError) as error:
             is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
-            self._not_answered(prepared, CLIENT_LEFT if is_left else BROKEN_OFF, time.perf_counter() - began)
+            status = CLIENT_LEFT if is_left else BROKEN_OFF
+            self._not_answered(question, status, time.perf_counter() - began, client)
             raise
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
             self._log.exception("a prepared answer failed")
@@ -258,8 +273,10 @@ class PreparedRequests:
         lines = _STATUS_LINES[answer.tally.status] + answer.before + IDENTITY % (encoded_id, encoded_id) + _HIT
         return request_id, lines
 
-    def sent(self, answer: PreparedAnswer, request_id: str, began: float, sent_bytes: int) -> None:
-        """All of an answer is sent, `sent_bytes` of it are its body's."""
+    def sent(
+        self, answer: PreparedAnswer, request_id: str, began: float, sent_bytes: int, client: Client | None
+    ) -> None:
+        """All of an answer is sent to a client, `sent_bytes` of it are its body's."""
         seconds, tally = time.perf_counter() - began, answer.tally
         tally.add(seconds, sent_bytes)
         if answer.file is not None and self._services.reads is not None:
@@ -268,6 +285,9 @@ class PreparedRequests:
             self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
         if answer.span is not None:
             answer.span.close()
+        if seconds > self._recent.slow_seconds or self._access is not None:
+            one = tally.operation, answer.key, tally.slot, tally.status
+            self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, tally.status, "hit", request_id, seconds, sent_bytes)
 
@@ -278,6 +298,7 @@ class PreparedRequests:
         began: float,
         rest: Callable[[], Awaitable[None]],
         sent_bytes: Callable[[], int],
+        client: Client | None,
     ) -> None:
         """Wait for `rest`, which sends what the kernel did not take at once; raises what it raises."""
         status = None
@@ -297,11 +318,19 @@ class PreparedRequests:
             raise
         finally:
             if status is None:
-                self.sent(answer, request_id, began, sent_bytes())
+                self.sent(answer, request_id, began, sent_bytes(), client)
             else:
-                self._not_sent(answer, status, request_id, time.perf_counter() - began, sent_bytes())
+                self._not_sent(answer, status, request_id, time.perf_counter() - began, sent_bytes(), client)
 
-    def _not_sent(self, answer: PreparedAnswer, status: str, request_id: str, seconds: float, sent_bytes: int) -> None:
+    def _not_sent(
+        self,
+        answer: PreparedAnswer,
+        status: str,
+        request_id: str,
+        seconds: float,
+        sent_bytes: int,
+        client: Client | None,
+    ) -> None:
         tally, span = answer.tally, answer.span
         if answer.file is not None and self._services.reads is not None:
             self._services.reads.end(answer.file, sent_bytes)
@@ -312,16 +341,42 @@ class PreparedRequests:
             self._services.catalog.observer.looked_up(tally.slot, "hit")
         self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
         self._observer.of_credential(tally.credential, 1, sent_bytes, 0)
+        one = tally.operation, answer.key, tally.slot, status
+        self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, prepared: PreparedQuestion | PreparedVerification, status: str, seconds: float) -> None:
-        slot = prepared.slot
+    def _not_answered(self, question: Question, status: str, seconds: float, client: Client | None) -> None:
+        prepared = question.prepared
+        slot, request_id = prepared.slot, next_request_id()
         if prepared.is_known:
             self._services.catalog.observer.looked_up(slot, "hit")
         self._observer.ended(Operation.GET_OBJECT, slot, status, None, seconds, 0, 0)
+        credential = self._authenticator.credential_of(question.access_key_id)
+        self._note(Operation.GET_OBJECT, prepared.key, slot, status, None, request_id, seconds, 0, credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(Operation.GET_OBJECT, slot, status, None, next_request_id(), seconds, 0)
+            self._tell(Operation.GET_OBJECT, slot, status, None, request_id, seconds, 0)
+
+    def _note(
+        self,
+        operation: str,
+        key: ObjectKey,
+        slot: str,
+        status: str,
+        cache: str | None,
+        request_id: str,
+        seconds: float,
+        sent_bytes: int,
+        credential: str,
+        client: Client | None,
+    ) -> None:
+        """Keep it among the requests of late, and in the access log."""
+        remote = client[0] if client is not None else None
+        sizes, who = (seconds, sent_bytes, 0), (credential, request_id, remote)
+        finished = FinishedRequest(operation, key.bucket, key.key, slot, status, cache, None, None, *sizes, *who)
+        self._recent.add(finished)
+        if self._access is not None:
+            self._access.add(finished)
 
     def _tell(
         self,
@@ -347,6 +402,7 @@ class PreparedRequests:
 
     def _lay(self) -> None:
         self._laying = None
+        self._recent.look()
         for tally in self._tallies.values():
             tally.lay()
 

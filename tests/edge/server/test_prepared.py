@@ -15,6 +15,7 @@ import random
 import re
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,15 +30,16 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.access_log import AccessLog
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
-from gateway.blocks.reading.sources import UnreadSpan
+from gateway.blocks.reading.sources import UnreadSpan, WarmSpan
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
@@ -47,9 +49,12 @@ from gateway.model import ObjectKey
 from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
+from gateway.origin.client import OriginRequest
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
+from gateway.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
@@ -291,6 +296,9 @@ def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
     if style == "botocore":
         fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
         fields["x-amz-checksum-mode"] = "ENABLED"
+    if rng.random() < 0.2:
+        fields["traceparent"] = f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01"
+        fields["x-amzn-trace-id"] = f"Root=1-{rng.getrandbits(64):x}"
     method = rng.choice(["GET", "GET", "GET", "HEAD"])
     query = rng.choice([""] * 9 + [f"x-id={method.title()}Object", "x-id=GetObject", "response-content-type=a", "acl="])
     if key.startswith(("w/", "y/")):  # what only the origin can answer of something pending waits for its flush
@@ -790,9 +798,11 @@ def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monk
     asked: list[Question] = []
     ask = PreparedRequests.ask
 
-    async def counted(kept: PreparedRequests, question: Question, began: float) -> PreparedAnswer | Told:
+    async def counted(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | Told:
         asked.append(question)
-        return await ask(kept, question, began)
+        return await ask(kept, question, began, client)
 
     monkeypatch.setattr(PreparedRequests, "ask", counted)
 
@@ -908,6 +918,129 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
             assert len(found) <= 8, found
 
     asyncio.run(scenario())
+
+
+class _Gathered:
+    """An access log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[FinishedRequest] = []
+
+    def add(self, request: FinishedRequest) -> None:
+        self.requests.append(request)
+
+
+def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: Path) -> None:
+    """As any other request; it is not looked at where it was faster than those that are kept."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    async def scenario() -> None:
+        async with pair(tmp_path / "cache", random.Random(1), sizes=(1000,)) as both:
+            kept, log = prepared_of(both), _Gathered()
+            kept._recent, kept._access = RecentRequests(shared, 0), cast(AccessLog, log)
+            before = PREPARED_REQUESTS.value("GetObject", "fixed")
+            answers = [await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast")) for _ in range(5)]
+            kept._lay()
+            count = int(PREPARED_REQUESTS.value("GetObject", "fixed") - before)
+            assert count > 0
+            found = recent_requests(shared, 100, time.time())["slowest"]
+            assert len(found) == len(log.requests) == count
+            ids = [re.search(rb"x-amz-request-id: (\w+)", answer[0]) for answer in answers if answer is not None]
+            assert [one.request_id for one in log.requests] == [one[1].decode() for one in ids[-count:] if one]
+            assert {(one["bucket"], one["key"], one["cache"], one["caller"]) for one in found} == {
+                ("bucket", "d/b c", "hit", "ALL")
+            }
+            one = log.requests[0]
+            assert (one.operation, one.slot, one.status, one.sent_bytes) == ("GetObject", "fixed", "200", 1000)
+            assert one.remote == "127.0.0.1"
+            kept._access, kept._recent.slow_seconds = None, 60.0
+            await both.ask(Asked("GET", "d/b c", {}), "fast")
+            assert recent_requests(shared, 100, time.time())["slowest"] == found
+
+    asyncio.run(scenario())
+
+
+class _Drawing:
+    """A tracer that wants every request traced, and makes no spans."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def draws(self, _head: bytes) -> bool:
+        return True
+
+    def begin(self, _headers: object) -> None:
+        self.begun += 1
+
+
+@pytest.mark.parametrize("key", ["d/b c", "x/a"], ids=["known", "asked-about"])
+def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where spans are made; what was prepared is let go of."""
+    made: list[WarmSpan] = []
+    make = WarmSpan.__init__
+
+    def noted(span: WarmSpan, *arguments: Any, **keywords: Any) -> None:
+        make(span, *arguments, **keywords)
+        made.append(span)
+
+    monkeypatch.setattr(WarmSpan, "__init__", noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(5):
+                await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            kept, tracer = prepared_of(both), _Drawing()
+            kept.tracer = both.gateway.app.tracer = cast(Tracer, tracer)
+            kept._lay()
+            before = PREPARED_REQUESTS.value("GetObject", "fixed"), PREPARED_REQUESTS.value("GetObject", "default")
+            assert sum(before) > 0
+            for number in range(1, 4):
+                answer = await both.ask(Asked("GET", key, {}), "fast")
+                assert answer is not None
+                assert len(answer[1]) == 1000
+                assert tracer.begun == number
+            kept._lay()
+            assert before == (
+                PREPARED_REQUESTS.value("GetObject", "fixed"),
+                PREPARED_REQUESTS.value("GetObject", "default"),
+            )
+            assert len(made) > 3
+            assert all(span.span.file is sources._GIVEN_BACK for span in made)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection's context has the span of its last request that was traced."""
+    ask, found = PreparedRequests.ask, []
+
+    async def asked_later(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | Told:
+        TRACE.set(cast(RequestSpan, "of a request before"))
+        return await ask(kept, question, began, client)
+
+    monkeypatch.setattr(PreparedRequests, "ask", asked_later)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            send = both.gateway.origin.send
+
+            async def seen(request: OriginRequest) -> Any:
+                found.append(TRACE.get())
+                return await send(request)
+
+            monkeypatch.setattr(both.gateway.origin, "send", seen)
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
+
+    before = PREPARED_REQUESTS.value("GetObject", "default")
+    asyncio.run(scenario())
+    assert PREPARED_REQUESTS.value("GetObject", "default") > before
+    assert set(found) == {None}
 
 
 def test_one_that_is_not_kept_is_answered_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
