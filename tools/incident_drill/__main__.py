@@ -31,10 +31,14 @@ _NO_MOUNTS = "Nothing can be mounted on this machine (neither root nor user name
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.incident_drill", description=(__doc__ or "").split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.incident_drill", description=(__doc__ or "").split("\n\n")[1]
+    )
     parser.add_argument("--only", action="append", choices=[one.name for one in INCIDENTS], help="this one; repeatable")
     parser.add_argument("--at-once", type=int, default=3, metavar="NUMBER", help="so many side by side (3)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the transcript there, and not to the terminal")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the transcript there, and not to the terminal"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was said there")
     parser.add_argument("--may-mount", choices=["yes", "no"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -78,9 +82,7 @@ def _in_own_mounts(arguments: Sequence[str]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _played(
-    incidents: Sequence[Incident], directory: Path, alerting: Alerting | None, at_once: int
-) -> list[Account]:
+def _played(incidents: Sequence[Incident], directory: Path, alerting: Alerting | None, at_once: int) -> list[Account]:
     with ThreadPoolExecutor(at_once) as threads:
         try:
             return list(threads.map(lambda one: _play(one, directory / one.name, alerting), incidents))
@@ -112,8 +114,8 @@ def _told(
     """What is wrong, on standard error; whether nothing is."""
     wrong = []
     for incident, account in zip(incidents, accounts, strict=True):
-        for clue in missing_clues(incident, account, with_alerts=with_alerts):
-            wrong.append(f"{incident.name}: {clue.where} does not say {clue.says!r}")
+        missing = missing_clues(incident, account, with_alerts=with_alerts)
+        wrong += [f"{incident.name}: {clue.where} does not say {clue.says!r}" for clue in missing]
         wrong += [f"{incident.name}: lost: {one}" for one in account.lost]
         if account.failed is not None:
             wrong.append(f"{incident.name}: {account.failed}")

@@ -102,9 +102,7 @@ def scaled(rules: str) -> str:
 
     rules = re.sub(r"(\bfor: )(\d+)([smhd])(\b)", shortened, rules)
     rules = re.sub(r"(\[)(\d+)([smhd])(\])", shortened, rules)
-    return re.sub(
-        r"(_age_seconds(?:\{[^}]*\})? > )(\d+)\b", lambda found: f"{found[1]}{int(found[2]) // SCALE}", rules
-    )
+    return re.sub(r"(_age_seconds(?:\{[^}]*\})? > )(\d+)\b", lambda found: f"{found[1]}{int(found[2]) // SCALE}", rules)
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,9 +23,10 @@ from tests.support.disks import fill_up
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tools.incident_drill.observing import ALERTS, CLIENT, COMMAND, DOCTOR, LOG, OVERVIEW, READY, STATUS
-from tools.incident_drill.scene import BUCKET, Missed, Scene, Stage
+from tools.incident_drill.scene import BUCKET, SHARDS, Missed, Scene, Stage
 
 DISK_BYTES = 64 * 2**20
+_GROWS_AFTER_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +157,13 @@ def _full_stage(directory: Path) -> Stage:
 
 def _disk_full(scene: Scene) -> None:
     scene.begin()
-    foreign = fill_up(scene.directory)
-    scene.did("Somebody else's file takes all the room on the disk of the cache")
-    for number in range(1, 4):
-        scene.read(f"data/shard-{number:02}")
-    scene.until("a write is not absorbed", lambda: "not absorbed: disk" in scene.save("checkpoints/step-1"))
-    scene.until_alert("ForebayDiskFull")
-    scene.look()
-    foreign.unlink()
+    shards = itertools.cycle(range(1, SHARDS))
+    with runaway_file(scene.directory):
+        scene.did("Somebody else's file takes all the room on the disk of the cache, and whatever gets free")
+        scene.until("the disk is full", lambda: "not-kept" in scene.read(f"data/shard-{next(shards):02}"))
+        scene.until("a write is not absorbed", lambda: "not absorbed: disk" in scene.save("checkpoints/step-1"))
+        scene.until_alert("ForebayDiskFull")
+        scene.look()
     scene.did("The file is removed")
     scene.until("the disk is well", lambda: scene.ready()["cache_disk"] == "well")
     scene.until("writes are absorbed", lambda: "absorbed" in scene.save("checkpoints/step-2").split("; not")[0])
@@ -252,7 +255,7 @@ def _conflict(scene: Scene) -> None:
             scene.account.lost.append(f"{key}: the other writer's version was overwritten without a decision")
     scene.did("A person decides")
     scene.run("writeback", "resolve", f"s3://{BUCKET}/{keys[0]}", "keep-ours")
-    scene.run("writeback", "resolve", f"s3://{BUCKET}/{keys[1]}", "keep-theirs")
+    scene.run("writeback", "resolve", f"s3://{BUCKET}/{keys[1]}", "keep-theirs", "--yes")
     scene.give_up(keys[1])
     scene.end("The decisions are carried out")
     if scene.origin.model.data(BUCKET, keys[1]) != b"by another writer":
@@ -260,6 +263,30 @@ def _conflict(scene: Scene) -> None:
 
 
 # --- disks of their own
+
+
+@contextmanager
+def runaway_file(directory: Path) -> Iterator[None]:
+    """Like a log that nobody rotates: it takes all the room there is, and what others free, until it is removed."""
+    ended = threading.Event()
+
+    def grow() -> None:
+        number = 0
+        while not ended.wait(_GROWS_AFTER_SECONDS):
+            if shutil.disk_usage(directory).free:
+                fill_up(directory, f"runaway.{number}")
+                number += 1
+
+    fill_up(directory, "runaway")
+    growing = threading.Thread(target=grow, daemon=True)
+    growing.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        growing.join()
+        for path in directory.glob("runaway*"):
+            path.unlink()
 
 
 @contextmanager

@@ -30,9 +30,11 @@ _SHOWN_METRICS = re.compile(
     r"|misses_total|requests_total|origin_requests_total)\b"
 )
 _SHOWN_OVERVIEW = re.compile(
-    r"status\.(gateway|origin|cache\.disk|writeback)\b|problems\[|checkpoints\[\d+\]\.(state|missing)"
+    r"status\.(gateway\.(ready|draining|closed|settings_problem|processes\[\d+\]\.(ready|restarts|last_end\w*))|origin\."
+    r"|cache\.disk\.|writeback\.(objects|conflicts|failing|damaged|journal_problem)$)"
+    r"|problems\[\d+\]\.(key|state|reason)$|checkpoints\[\d+\]\.(state|missing)$"
 )
-_NOT_SHOWN_OVERVIEW = re.compile(r"(_at|_bytes|process_id|\.id|write_id|generation|etag)$|slots\[\d+\]\.|\.seen\b")
+_NOT_SHOWN_STATUS = re.compile(r"cache .* in use, |scrub: ")
 _FAILED = re.compile(r'status="(5\d\d|4\d\d|unreachable|broken-off)"')
 _LEVEL = re.compile(r"\[(warning|error|critical) *\]")
 _TIME = re.compile(r"^\S+Z? +")
@@ -95,7 +97,9 @@ class Looks:
     def _asked(self, admin_url: str, *, with_doctor: bool = True) -> Texts:
         where = ("--config", str(self._config_file), "--admin-url", admin_url)
         found = {
-            STATUS: _said(command(self._environment, "status", *where)),
+            STATUS: [
+                one for one in _said(command(self._environment, "status", *where)) if not _NOT_SHOWN_STATUS.match(one)
+            ],
             READY: _leaves_or_problem(admin_url, "/readyz", None),
             OVERVIEW: _leaves_or_problem(admin_url, "/api/v1/overview", _SHOWN_OVERVIEW),
             METRICS: _metrics(admin_url),
@@ -128,9 +132,7 @@ def _leaves_or_problem(admin_url: str, path: str, shown: re.Pattern[str] | None)
     except httpx.TransportError as error:
         return [f"no answer: {type(error).__name__}"]
     lines = [
-        f"{name} = {json.dumps(value)}"
-        for name, value in _leaves(answer.json())
-        if shown is None or (shown.match(name) and not _NOT_SHOWN_OVERVIEW.search(name))
+        f"{name} = {json.dumps(value)}" for name, value in _leaves(answer.json()) if shown is None or shown.match(name)
     ]
     return lines if answer.status_code == 200 else [f"status {answer.status_code}", *lines]
 
