@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tools.incident_drill.observing import ALERTS, CLIENT, COMMAND, DOCTOR, LOG, OVERVIEW, READY, STATUS
 from tools.incident_drill.scene import BUCKET, SHARDS, Missed, Scene, Stage
 
+_DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 DISK_BYTES = 64 * 2**20
 _GROWS_AFTER_SECONDS = 0.02
 
@@ -67,12 +67,11 @@ def _origin_down(scene: Scene) -> None:
 
 def _origin_silent(scene: Scene) -> None:
     scene.begin()
-    scene.origin.latency_seconds = 600.0
-    scene.did("The bucket takes connections and answers nothing")
-    _use(scene)
-    scene.until_alert("ForebayOriginUnreachable")
-    scene.look()
-    scene.origin.latency_seconds = 0.0
+    with scene.origin_silent():
+        scene.did("The bucket takes connections and answers nothing")
+        _use(scene)
+        scene.until_alert("ForebayOriginUnreachable")
+        scene.look()
     scene.end("The bucket answers again")
 
 
@@ -108,7 +107,8 @@ def _key_refused(scene: Scene) -> None:
     scene.gateway.config_file.write_text(text, encoding="utf-8")
     scene.gateway.signal(signal.SIGHUP)
     scene.end("A new key stands in the configuration, and the supervisor got SIGHUP")
-    denied = scene.origin.model.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"), times=None)
+    scene.until("writes are absorbed again", lambda: "absorbed" in scene.save("checkpoints/step-1", tell=False))
+    denied = scene.origin.model.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied", body=_DENIED), times=None)
     scene.did("The new key may read, and not write: PutObject is answered 403 AccessDenied")
     scene.save("checkpoints/step-2")
     scene.until_alert("ForebayFlushFailing")
@@ -199,8 +199,8 @@ def _worker_hung(scene: Scene) -> None:
     for number in range(1, 5):
         scene.read(f"data/shard-{number:02}")
     scene.save("checkpoints/step-2")
-    time.sleep(8)  # nothing is waited for: the question is what is said by now
-    scene.look(with_doctor=False)
+    scene.until("it is said that a worker hangs", lambda: "does not answer" in scene.gateway.log)
+    scene.look()
     scene.did("Half a minute later")
     scene.gateway.wait_for_worker(0, other_than=worker)
     scene.look()
@@ -232,6 +232,7 @@ def _node_drained(scene: Scene) -> None:
         scene.did("A gateway starts on the same directory, and the bucket is away still")
         scene.gateway.start()
         scene.watch()
+        scene.note_log("the write-back buffer holds")
         scene.look(with_doctor=False)
     scene.end("The bucket answers again")
 
@@ -361,7 +362,7 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(CLIENT, "not absorbed: disk", "why a write went to the bucket"),
             Clue(ALERTS, "ForebayDiskFull, warning", "who is on call gets the section of the runbook"),
             Clue(STATUS, "disk: full", "the cause"),
-            Clue(DOCTOR, "the disk of its cache is full", "the cause"),
+            Clue(DOCTOR, "the disk of its cache is full  -> make room (df)", "the cause, and what to do"),
             Clue(READY, 'cache_disk = "full"', "the cause"),
         ),
         stage=_full_stage,
@@ -376,8 +377,9 @@ INCIDENTS: tuple[Incident, ...] = (
         (
             Clue(LOG, "a process ended unasked", "what happened, to which process"),
             Clue(LOG, "SIGKILL", "by which signal"),
+            Clue(STATUS, "SIGKILL, 0:00:", "which process, how, and when, without the log"),
+            Clue(DOCTOR, "somebody has killed it; the kernel does where memory is short", "where to look"),
             Clue(ALERTS, "ForebayProcessRestarted, warning", "that it goes on"),
-            Clue(DOCTOR, "of its processes since it started", "that it happened at all"),
         ),
         stage=lambda _: Stage(workers=2),
     ),
@@ -388,8 +390,11 @@ INCIDENTS: tuple[Incident, ...] = (
         "runbook.md#forebayprocessrestarted",
         _worker_hung,
         (
-            Clue(LOG, "a process hangs and is killed", "what happened, to which process"),
-            Clue(DOCTOR, "of its processes since it started", "that it happened at all"),
+            Clue(LOG, "a process does not answer: it is killed if that lasts", "after five seconds: which process"),
+            Clue(STATUS, "hangs", "which process"),
+            Clue(DOCTOR, "worker0 (process PID) does not answer", "what happens next, and where to look"),
+            Clue(LOG, "a process hangs and is killed", "after half a minute: the end of it"),
+            Clue(STATUS, "hung, killed, 0:00:", "which process, how, and when, without the log"),
         ),
         stage=lambda _: Stage(workers=2),
     ),
@@ -416,7 +421,10 @@ INCIDENTS: tuple[Incident, ...] = (
         (
             Clue(COMMAND, "(exit code 1)", "the drain must not go on"),
             Clue(STATUS, "not at the origin yet, checkpoints: 3 objects", "how much waits"),
+            Clue(LOG, "STOPPED WITH UNFLUSHED WRITES", "that the disk has what nobody else has, and what to do"),
             Clue(ALERTS, "ForebayDown, critical", "the node is gone"),
+            Clue(COMMAND, "3 objects, 878.9 KiB, are in /mnt/rescue", "it can be had without a gateway"),
+            Clue(LOG, "the write-back buffer holds what the origin does not have yet", "the next gateway knows of it"),
         ),
     ),
     Incident(

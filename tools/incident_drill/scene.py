@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.faults import Hold
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tools.incident_drill.alerting import Alert, Alerting
 from tools.incident_drill.observing import (
@@ -117,9 +119,9 @@ class Scene:
             self.account.lost.append(f"{key}: other bytes than the bucket's")
         return f"200, {label}"
 
-    def save(self, key: str, *, size_bytes: int = CHECKPOINT_BYTES) -> str:
+    def save(self, key: str, *, tell: bool = True) -> str:
         """What the job is told. An acknowledged body must be found at the bucket in the end."""
-        body = hashlib.sha256(f"{key} {len(self._saved)}".encode()).digest() * (size_bytes // 32)
+        body = hashlib.sha256(f"{key} {len(self._saved)}".encode()).digest() * (CHECKPOINT_BYTES // 32)
 
         def put(client: Any) -> str:
             answer = client.put_object(Bucket=BUCKET, Key=key, Body=body)
@@ -130,7 +132,7 @@ class Scene:
             why = headers.get("x-forebay-not-absorbed")
             return f"200, {headers['x-forebay-cache']}" + (f"; not absorbed: {why}" if why else "")
 
-        return self._tell(f"PUT {key}", put)
+        return self._tell(f"PUT {key}", put, tell=tell)
 
     def body_through_gateway(self, key: str) -> str:
         """The digest of what readers of this gateway get."""
@@ -144,7 +146,7 @@ class Scene:
         """The operator has decided for another version than the one that was saved here."""
         del self._saved[key]
 
-    def _tell(self, words: str, ask: Callable[[Any], str]) -> str:
+    def _tell(self, words: str, ask: Callable[[Any], str], *, tell: bool = True) -> str:
         began = time.monotonic()
         try:
             outcome = ask(self._client())
@@ -155,7 +157,8 @@ class Scene:
             outcome = f"no answer: {type(error).__name__}"
         seconds = time.monotonic() - began
         after = f" (after {seconds:.0f} s)" if seconds >= 1.0 else ""
-        self._note(CLIENT, f"{words}: {outcome}{after}")
+        if tell:
+            self._note(CLIENT, f"{words}: {outcome}{after}")
         return outcome
 
     def _client(self) -> Any:
@@ -188,6 +191,17 @@ class Scene:
     def use_environment(self, environment: Mapping[str, str]) -> None:
         """Commands are run where the gateway's own key is found, too."""
         self._environment.update(environment)
+
+    @contextmanager
+    def origin_silent(self) -> Iterator[None]:
+        """While this lasts the bucket takes connections and answers nothing; what was asked is answered at its end."""
+        over = self.origin.run_inside(asyncio.Event)
+        silence = self.origin.model.inject(lambda _: True, Hold(over), times=None)
+        try:
+            yield
+        finally:
+            silence.times = 0
+            self.origin.run_inside(over.set)
 
     # --- what happens, and what is said
 
@@ -334,7 +348,10 @@ class Scene:
         line = line.replace(str(self.gateway.directory), "/mnt/nvme/forebay")
         line = line.replace(str(self.gateway.config_file), "forebay.toml")
         line = line.replace(str(self.directory), "/mnt")
-        return line.replace(self.origin.endpoint_url.removeprefix("http://"), "bucket:9090")
+        line = re.sub(r"\b(process_id=|\(process )\d+", r"\1PID", line)
+        line = re.sub(r"^((?:worker\d+|background) +)\d+", r"\1PID", line)
+        line = re.sub(r" request_id=\w+", "", line)
+        return line.replace(f"'127.0.0.1', {self.origin.endpoint_url.rpartition(':')[2]}", "'bucket', 9090")
 
 
 def _environment() -> dict[str, str]:

@@ -21,10 +21,14 @@ SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=100
 class Told:
     def __init__(self) -> None:
         self.last: SlotExposure | None = None
+        self.is_full: bool | None = None
 
     def exposed(self, slot: str, exposure: SlotExposure) -> None:
         assert slot == "slot"
         self.last = exposure
+
+    def disk_full(self, is_full: bool) -> None:
+        self.is_full = is_full
 
 
 def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
