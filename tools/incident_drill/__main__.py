@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m tools.incident_drill", description=(__doc__ or "").split("\n\n")[1]
     )
     parser.add_argument("--only", action="append", choices=[one.name for one in INCIDENTS], help="this one; repeatable")
-    parser.add_argument("--at-once", type=int, default=3, metavar="NUMBER", help="so many side by side (3)")
+    parser.add_argument("--at-once", type=int, default=4, metavar="NUMBER", help="so many side by side (4)")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the transcript there, and not to the terminal"
     )

@@ -107,7 +107,7 @@ def _key_refused(scene: Scene) -> None:
     scene.gateway.config_file.write_text(text, encoding="utf-8")
     scene.gateway.signal(signal.SIGHUP)
     scene.end("A new key stands in the configuration, and the supervisor got SIGHUP")
-    scene.until("writes are absorbed again", lambda: "absorbed" in scene.save("checkpoints/step-1", tell=False))
+    scene.until("writes are absorbed again", lambda: scene.is_absorbed("checkpoints/step-1"))
     denied = scene.origin.model.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied", body=_DENIED), times=None)
     scene.did("The new key may read, and not write: PutObject is answered 403 AccessDenied")
     scene.save("checkpoints/step-2")
@@ -156,17 +156,17 @@ def _full_stage(directory: Path) -> Stage:
 
 
 def _disk_full(scene: Scene) -> None:
-    scene.begin()
+    scene.begin(with_doctor=True)
     shards = itertools.cycle(range(1, SHARDS))
     with runaway_file(scene.directory):
-        scene.did("Somebody else's file takes all the room on the disk of the cache, and whatever gets free")
+        scene.did("Somebody else's file takes all the room on the disk of the cache, and whatever becomes free")
         scene.until("the disk is full", lambda: "not-kept" in scene.read(f"data/shard-{next(shards):02}"))
         scene.until("a write is not absorbed", lambda: "not absorbed: disk" in scene.save("checkpoints/step-1"))
         scene.until_alert("ForebayDiskFull")
         scene.look()
     scene.did("The file is removed")
     scene.until("the disk is well", lambda: scene.ready()["cache_disk"] == "well")
-    scene.until("writes are absorbed", lambda: "absorbed" in scene.save("checkpoints/step-2").split("; not")[0])
+    scene.until("writes are absorbed", lambda: scene.is_absorbed("checkpoints/step-2"))
     scene.end("The gateway has found the room by itself")
 
 

@@ -30,11 +30,14 @@ _SHOWN_METRICS = re.compile(
     r"|misses_total|requests_total|origin_requests_total)\b"
 )
 _SHOWN_OVERVIEW = re.compile(
-    r"status\.(gateway\.(ready|draining|closed|settings_problem|processes\[\d+\]\.(ready|restarts|last_end\w*))|origin\."
+    r"status\.(gateway\.(ready|draining|closed|settings_problem|processes\[\d+\]\.(ready|restarts|last_end))|origin\."
     r"|cache\.disk\.|writeback\.(objects|conflicts|failing|damaged|journal_problem)$)"
     r"|problems\[\d+\]\.(key|state|reason)$|checkpoints\[\d+\]\.(state|missing)$"
 )
 _NOT_SHOWN_STATUS = re.compile(r"cache .* in use, |scrub: ")
+_OF_THE_MACHINE = ("configuration", "limits", "clients here")
+"""Areas of the doctor's: what it says there is so before, too."""
+
 _FAILED = re.compile(r'status="(5\d\d|4\d\d|unreachable|broken-off)"')
 _LEVEL = re.compile(r"\[(warning|error|critical) *\]")
 _TIME = re.compile(r"^\S+Z? +")
@@ -75,9 +78,9 @@ class Looks:
         self._before: Texts = {}
         self._log_seen = 0
 
-    def first(self, admin_url: str, log: str) -> None:
+    def first(self, admin_url: str, log: str, *, with_doctor: bool) -> None:
         """How it is while all is well."""
-        self._before = self._asked(admin_url)
+        self._before = self._asked(admin_url, with_doctor=with_doctor)
         self._log_seen = len(log)
 
     def new(self, admin_url: str, log: str, *, with_doctor: bool) -> Texts:
@@ -94,7 +97,7 @@ class Looks:
         told = [" ".join(_TIME.sub("", line).split()) for line in lines if _LEVEL.search(line)]
         return list(dict.fromkeys(told))
 
-    def _asked(self, admin_url: str, *, with_doctor: bool = True) -> Texts:
+    def _asked(self, admin_url: str, *, with_doctor: bool) -> Texts:
         where = ("--config", str(self._config_file), "--admin-url", admin_url)
         found = {
             STATUS: [
@@ -122,7 +125,7 @@ def _findings(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [
         f"{one['level']}  {one['area']}: {one['found']}" + (f"  -> {one['advice']}" if one["advice"] else "")
         for one in found
-        if one["level"] in ("error", "warning")
+        if one["level"] in ("error", "warning") and one["area"] not in _OF_THE_MACHINE
     ]
 
 

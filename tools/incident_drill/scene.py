@@ -134,6 +134,10 @@ class Scene:
 
         return self._tell(f"PUT {key}", put, tell=tell)
 
+    def is_absorbed(self, key: str) -> bool:
+        """Whether a write is acknowledged from this node's disk; what the job is told meanwhile is not shown."""
+        return self.save(key, tell=False) == "200, absorbed"
+
     def body_through_gateway(self, key: str) -> str:
         """The digest of what readers of this gateway get."""
         answer = self._client().get_object(Bucket=BUCKET, Key=key)
@@ -205,14 +209,15 @@ class Scene:
 
     # --- what happens, and what is said
 
-    def begin(self) -> None:
-        """All is well: something is cached, the bucket is known, a first checkpoint is there."""
+    def begin(self, *, with_doctor: bool = False) -> None:
+        """All is well: something is cached, the bucket is known, a first checkpoint is there. `with_doctor`: what it
+        says of this machine even so is not to be taken for the incident's."""
         self.watch()
         self.read("data/shard-00")
-        self.until("the first checkpoint is absorbed", lambda: "absorbed" in self.save("checkpoints/step-0"))
+        self.until("the first checkpoint is absorbed", lambda: self.is_absorbed("checkpoints/step-0"))
         self.until("it is known what the bucket honours", self._is_bucket_known)
         self.until("the metrics are scraped", self._is_scraped)
-        self._looks.first(self.gateway.admin_url, self.gateway.log)
+        self._looks.first(self.gateway.admin_url, self.gateway.log, with_doctor=with_doctor)
         self.account.moments.clear()
 
     def _is_bucket_known(self) -> bool:
@@ -348,7 +353,7 @@ class Scene:
         line = line.replace(str(self.gateway.directory), "/mnt/nvme/forebay")
         line = line.replace(str(self.gateway.config_file), "forebay.toml")
         line = line.replace(str(self.directory), "/mnt")
-        line = re.sub(r"\b(process_id=|\(process )\d+", r"\1PID", line)
+        line = re.sub(r"(process_id=|\(process )\d+", r"\1PID", line)
         line = re.sub(r"^((?:worker\d+|background) +)\d+", r"\1PID", line)
         line = re.sub(r" request_id=\w+", "", line)
         return line.replace(f"'127.0.0.1', {self.origin.endpoint_url.rpartition(':')[2]}", "'bucket', 9090")
