@@ -83,8 +83,8 @@ async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
             left = await lent.writeback.summary()
         if left is not None and left["objects"]:
             _log.warning(
-                "STOPPED WITH UNFLUSHED WRITES, which only this disk has: the next gateway on this directory sends them, "
-                "forebay writeback export copies them",
+                "STOPPED WITH UNFLUSHED WRITES, which only this disk has: the next gateway on this directory sends "
+                "them, forebay writeback export copies them",
                 objects=left["objects"],
                 bytes=left["bytes"],
                 directory=str(config.settings.cache.directory),

@@ -84,12 +84,12 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     return made
 
 
-def a_monitor() -> ChildMonitor:
+def a_monitor(files: type[Files] = Files) -> ChildMonitor:
     def nothing(*_: Any) -> None:
         """Nobody is to be told."""
 
     async def shared() -> SharedFiles:
-        return cast(SharedFiles, Files())
+        return cast(SharedFiles, files())
 
     return ChildMonitor(ChildSpec("worker0", ()), lambda _: FIRST_LINES, shared, nothing, nothing)
 
@@ -134,3 +134,44 @@ def test_a_child_that_is_to_begin_anew_while_it_is_made_does(maker: Maker) -> No
         await keeping
 
     asyncio.run(scenario())
+
+
+def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before half a minute is over whoever asks learns which process does not answer; and later, how it ended."""
+    looks = 0
+
+    class Beating(Files):
+        class heartbeats:
+            @staticmethod
+            def stamp(_number: int) -> int:
+                """Turns ten times, and never again."""
+                nonlocal looks
+                looks += 1
+                return min(looks, 10)
+
+    monkeypatch.setattr(child_monitor, "HANG_LOOK_SECONDS", 0.01)
+    states = []
+
+    async def scenario() -> None:
+        monitor = a_monitor(Beating)
+        maker.let()
+        await monitor.start()
+        keeping = asyncio.create_task(monitor.keep())
+        assert not monitor.state.hangs
+        await until(lambda: monitor.state.hangs)
+        states.append((looks, monitor.state))
+        await until(lambda: maker.begun == 2)
+        states.append((looks, monitor.state))
+        maker.let()
+        await until(lambda: monitor.state.ready)
+        monitor.stop()
+        await keeping
+
+    asyncio.run(scenario())
+    (told_after, hanging), (_, killed) = states
+    assert 10 + child_monitor.HANG_TOLD_LOOKS <= told_after < 10 + child_monitor.HANG_LOOKS
+    assert hanging.last_end is None
+    assert (killed.hangs, killed.last_end, killed.restarts) == (False, "hung, killed", 1)
+    assert killed.last_end_at is not None

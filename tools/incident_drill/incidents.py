@@ -347,7 +347,7 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(STATUS, "refuses the gateway's own key: ExpiredToken", "the cause"),
             Clue(DOCTOR, "see the key, its policy, and origin.region", "what to do"),
             Clue(ALERTS, "ForebayFlushFailing, critical", "writes wait, and which slot's"),
-            Clue(STATUS, "1 failing", "writes wait, and how to list them"),
+            Clue(STATUS, " failing (", "writes wait, and how to list them"),
             Clue(COMMAND, "AccessDenied", "the bucket's own word, by object"),
         ),
     ),
