@@ -98,6 +98,9 @@ _SEE_KERNEL = "see the kernel's log: dmesg"
 _DO_ABOUT_DISK = {"full": "make room (df), but remove nothing under writeback/: docs/incidents.md"}
 
 
+_WHICH_RIGHT = "; forebay doctor --write-test s3://BUCKET/PREFIX/ says which right is missing"
+
+
 def _pending(status: Status) -> Iterator[Finding]:
     if status.writeback is None:
         return
@@ -106,7 +109,8 @@ def _pending(status: Status) -> Iterator[Finding]:
         if wrong:
             reason = f" ({slot.reason})" if slot.reason else ""
             found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
-            yield error(AREA, found, "forebay writeback list --problems")
+            is_right = "AccessDenied" in (slot.reason or "")
+            yield error(AREA, found, "forebay writeback list --problems" + (_WHICH_RIGHT if is_right else ""))
     for bucket in status.writeback.buckets:
         yield _profile(bucket)
     if status.writeback.journal_problem:

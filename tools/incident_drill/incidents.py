@@ -21,7 +21,7 @@ from gateway.s3.requests import Operation
 from tests.support.disks import fill_up
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY
-from tools.incident_drill.observing import ALERTS, CLIENT, COMMAND, DOCTOR, LOG, OVERVIEW, READY, STATUS
+from tools.incident_drill.observing import ALERTS, CLIENT, COMMAND, DOCTOR, LOG, METRICS, OVERVIEW, READY, STATUS
 from tools.incident_drill.scene import BUCKET, SHARDS, Missed, Scene, Stage
 
 _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
@@ -98,7 +98,7 @@ def _key_refused(scene: Scene) -> None:
         scene.did(f"The bucket says {code}")
         scene.until(f"{code} is told", lambda code=code: code in str(scene.ready()["origin_problem"]))  # type: ignore[misc]
         scene.read("data/shard-02")
-        scene.look(with_doctor=False)
+        scene.look(with_doctor=False, without=(READY, OVERVIEW, METRICS))
         fault.times = 0
     del scene.origin.credentials[ACCESS_KEY_ID]
     scene.origin.credentials["AKIANEWKEY"] = Credentials("AKIANEWKEY", "new/secret")
@@ -114,6 +114,7 @@ def _key_refused(scene: Scene) -> None:
     scene.until_alert("ForebayFlushFailing")
     scene.look()
     scene.run("writeback", "list", "s3://", "--problems")
+    scene.write_test("checkpoints/")
     denied.times = 0
     scene.end("The bucket's policy lets the key write")
 
@@ -184,7 +185,7 @@ def _worker_killed(scene: Scene) -> None:
         killed = scene.gateway.kill_worker(0)
         killed = scene.gateway.wait_for_worker(0, other_than=killed)
     scene.until_alert("ForebayProcessRestarted")
-    scene.look(with_doctor=False)
+    scene.look(with_doctor=False, without=(OVERVIEW,))
     scene.save("checkpoints/step-3")
     scene.end("Nothing kills it any more")
 
@@ -203,7 +204,7 @@ def _worker_hung(scene: Scene) -> None:
     scene.look()
     scene.did("Half a minute later")
     scene.gateway.wait_for_worker(0, other_than=worker)
-    scene.look()
+    scene.look(without=(OVERVIEW,))
     scene.end("Another worker has taken its place")
 
 
@@ -233,7 +234,7 @@ def _node_drained(scene: Scene) -> None:
         scene.gateway.start()
         scene.watch()
         scene.note_log("the write-back buffer holds")
-        scene.look(with_doctor=False)
+        scene.look(with_doctor=False, without=(OVERVIEW, METRICS))
     scene.end("The bucket answers again")
 
 
@@ -348,7 +349,9 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(DOCTOR, "see the key, its policy, and origin.region", "what to do"),
             Clue(ALERTS, "ForebayFlushFailing, critical", "writes wait, and which slot's"),
             Clue(STATUS, " failing (", "writes wait, and how to list them"),
+            Clue(DOCTOR, "says which right is missing", "what to ask next"),
             Clue(COMMAND, "AccessDenied", "the bucket's own word, by object"),
+            Clue(COMMAND, "put: 403 AccessDenied (s3:PutObject)  -> allow it to the key", "the right that is missing"),
         ),
     ),
     Incident(

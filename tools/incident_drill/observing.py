@@ -26,7 +26,7 @@ Texts = dict[str, list[str]]
 _COMMAND_SECONDS_MAX = 120.0
 _SHOWN_METRICS = re.compile(
     r"forebay_(origin_up|origin_state|worker_restarts_total|cache_disk_state_processes|cache_disk_errors_total"
-    r"|writeback_(journal_state_processes|not_flushed_objects|pending_objects|through_total|flushed_objects_total)"
+    r"|writeback_(journal_state_processes|not_flushed_objects|disk_full|pending_objects|through_total|flushed_objects_total)"
     r"|misses_total|requests_total|origin_requests_total)\b"
 )
 _SHOWN_OVERVIEW = re.compile(
@@ -40,6 +40,7 @@ _OF_THE_MACHINE = ("configuration", "limits", "clients here")
 
 _FAILED = re.compile(r'status="(5\d\d|4\d\d|unreachable|broken-off)"')
 _LEVEL = re.compile(r"\[(warning|error|critical) *\]")
+_COUNT = re.compile(r"failures=\d+ |reason=.*")
 _TIME = re.compile(r"^\S+Z? +")
 
 
@@ -92,10 +93,10 @@ class Looks:
         return texts
 
     def log(self, log: str) -> list[str]:
-        """Warnings and errors since the last look, each once, without their time."""
+        """Warnings and errors since the last look, each once, the last one of those that count; without their time."""
         lines, self._log_seen = log[self._log_seen :].splitlines(), len(log)
         told = [" ".join(_TIME.sub("", line).split()) for line in lines if _LEVEL.search(line)]
-        return list(dict.fromkeys(told))
+        return list({_COUNT.sub("", line): line for line in told}.values())
 
     def _asked(self, admin_url: str, *, with_doctor: bool) -> Texts:
         where = ("--config", str(self._config_file), "--admin-url", admin_url)
@@ -108,7 +109,7 @@ class Looks:
             METRICS: _metrics(admin_url),
         }
         if with_doctor:
-            found[DOCTOR] = _findings(command(self._environment, "doctor", "--json", *where))
+            found[DOCTOR] = findings(command(self._environment, "doctor", "--json", *where))
         return found
 
 
@@ -116,7 +117,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.rstrip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
 
 
-def _findings(done: subprocess.CompletedProcess[str]) -> list[str]:
+def findings(done: subprocess.CompletedProcess[str]) -> list[str]:
     """Errors and warnings, each with what to do."""
     try:
         found = json.loads(done.stdout)["findings"]

@@ -35,6 +35,7 @@ from tools.incident_drill.observing import (
     Texts,
     admin,
     command,
+    findings,
 )
 
 BUCKET = "train"
@@ -101,7 +102,7 @@ class Scene:
         self._environment = _environment()
         self._looks = Looks(self._environment, gateway.config_file)
         self._saved: dict[str, str] = {}
-        self._fired: dict[str, float] = {}
+        self._fired: dict[Alert, float] = {}
         self._began = time.monotonic()
 
     # --- what the job does
@@ -246,9 +247,7 @@ class Scene:
         for channel, lines in found.items():
             for line in lines if channel not in without else ():
                 self._note(channel, line)
-        for one in self._alerts():
-            if one.state == "firing":
-                self._note(ALERTS, self._alert_text(one))
+        self.look_at_alerts()
 
     def hear(self) -> None:
         """The log alone."""
@@ -263,30 +262,23 @@ class Scene:
 
     def until_alert(self, name: str) -> None:
         """Until it fires; at once where no Prometheus is."""
-        if self._alerting is None:
-            return
-
-        def is_firing() -> bool:
-            for one in self._alerts():
-                if one.state == "firing":
-                    self._fired.setdefault(one.name, time.monotonic() - self._began)
-            return name in self._fired
-
-        self.until(f"{name} fires", is_firing)
+        if self._alerting is not None:
+            self.until(f"{name} fires", lambda: name in {one.name for one in self._note_fired()})
 
     def look_at_alerts(self) -> None:
-        """Those that fire, where the gateway itself answers nothing."""
-        for one in self._alerts():
-            if one.state == "firing":
-                self._note(ALERTS, self._alert_text(one))
+        """Those that have fired since the moment began, where the gateway itself answers nothing."""
+        for one, seconds in self._note_fired().items():
+            self._note(ALERTS, f"{one.name}, {one.severity} (after {seconds:.0f} s): {one.summary} -> {one.runbook}")
 
-    def _alert_text(self, one: Alert) -> str:
-        seconds = self._fired.get(one.name)
-        after = "" if seconds is None else f" (fired after {seconds:.0f} s)"
-        return f"{one.name}, {one.severity}{after}: {one.summary} -> {one.runbook}"
+    def _note_fired(self) -> dict[Alert, float]:
+        """With the seconds from the beginning of the moment."""
+        for one in self._firing():
+            self._fired.setdefault(one, time.monotonic() - self._began)
+        return self._fired
 
-    def _alerts(self) -> Sequence[Alert]:
-        return self._alerting.alerts(self.account.name) if self._alerting is not None else ()
+    def _firing(self) -> Sequence[Alert]:
+        alerts = self._alerting.alerts(self.account.name) if self._alerting is not None else ()
+        return [one for one in alerts if one.state == "firing"]
 
     def run(self, *arguments: str, needs_gateway: bool = True) -> int:
         """A command of the operator's, with what it prints; its exit code."""
@@ -298,6 +290,15 @@ class Scene:
                 self._note(COMMAND, line.rstrip())
         self._note(COMMAND, f"(exit code {done.returncode})")
         return done.returncode
+
+    def write_test(self, prefix: str) -> None:
+        """`forebay doctor --write-test`, and what of it is wrong."""
+        tested = ("doctor", "--write-test", f"s3://{BUCKET}/{prefix}")
+        self._note(COMMAND, f"$ forebay {' '.join(tested)}")
+        done = command(self._environment, *tested, "--json", *self._where())
+        for line in findings(done):
+            self._note(COMMAND, line)
+        self._note(COMMAND, f"(exit code {done.returncode})")
 
     def until(self, what: str, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -329,8 +330,8 @@ class Scene:
         self.did(title)
         self.until("the origin is well", lambda: self.ready()["origin_problem"] is None)
         self.run("flush", "s3://", "--wait")
-        if self._alerting is not None:
-            self.until("no alert fires", lambda: not [one for one in self._alerts() if one.state == "firing"])
+        self.until("no alert fires", lambda: not self._firing())
+        self._fired.clear()
         self.look(with_doctor=False, without=(METRICS, OVERVIEW))
         self.read("data/shard-00")
         self.verify()

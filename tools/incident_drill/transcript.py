@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tools.incident_drill.alerting import SCALE
 from tools.incident_drill.incidents import Clue, Incident
 from tools.incident_drill.observing import ALERTS, CLIENT, COMMAND, DOCTOR, LOG, METRICS, OVERVIEW, READY, STATUS
 from tools.incident_drill.scene import Account, texts_of
 
-_LINES_MAX = 14
+_LINES_MAX: Mapping[str, int] = {CLIENT: 5, LOG: 5, OVERVIEW: 6, METRICS: 8}
+_LINES_MAX_ELSE = 14
 _CHARACTERS_MAX = 260
 
 _HEADS = {
@@ -80,6 +81,8 @@ def _section(incident: Incident, account: Account) -> Iterator[str]:
     yield f"\nWhat to do: [{_title(incident.advice)}]({incident.advice}).\n"
     for title, texts in texts_of(account.moments):
         yield f"**{title}**\n"
+        if not texts:
+            continue
         yield "```"
         for number, (channel, lines) in enumerate(texts.items()):
             if number:
@@ -106,7 +109,7 @@ def _title(advice: str) -> str:
 def _chosen(lines: Sequence[str], clues: Sequence[Clue], channel: str) -> Iterator[str]:
     """At most so many: those with a clue stay."""
     wanted = [clue.says for clue in clues if clue.where == channel]
-    spare = _LINES_MAX - sum(any(says in line for says in wanted) for line in lines)
+    spare = _LINES_MAX.get(channel, _LINES_MAX_ELSE) - sum(any(says in line for says in wanted) for line in lines)
     left_out = 0
     for line in lines:
         if any(says in line for says in wanted):
