@@ -187,10 +187,11 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
     """Events of the code that a command runs go to standard error: a program reads its JSON."""
+    aws = tmp_path / "aws"
+    aws.write_text("[default]\ncredential_process = /bin/false\n", encoding="utf-8")
     file = config(
         tmp_path,
-        '[origin]\nendpoint_url = "http://127.0.0.1:1"\nprofile = "absent"\n'
-        f'[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
+        f'[origin]\nendpoint_url = "http://127.0.0.1:1"\n[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
     done = subprocess.run(
@@ -198,11 +199,11 @@ def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        env=kept | {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull},
+        env=kept | {"AWS_CONFIG_FILE": str(aws), "AWS_SHARED_CREDENTIALS_FILE": os.devnull},
         check=False,
     )
     assert orjson.loads(done.stdout)["ok"] is False
-    assert "origin_credentials_lookup_failed" in done.stderr
+    assert "could not be looked up" in done.stderr
 
 
 def test_status_of_no_gateway_is_exit_code_1() -> None:

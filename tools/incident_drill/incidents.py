@@ -143,7 +143,7 @@ def _credentials_expired(scene: Scene) -> None:
     lent.rename(hidden)
     scene.did("The program that lends key pairs gives none any more, and the last one is over")
     _use(scene)
-    scene.until_alert("ForebayOriginUnreachable")
+    scene.until_alert("ForebayOriginUnreachable", "ForebayNoCredentials")
     scene.look()
     hidden.rename(lent)
     scene.end("The program lends key pairs again")
@@ -394,7 +394,7 @@ INCIDENTS: tuple[Incident, ...] = (
         _worker_hung,
         (
             Clue(LOG, "a process does not answer: it is killed if that lasts", "after five seconds: which process"),
-            Clue(STATUS, "hangs", "which process"),
+            Clue(STATUS, "worker0 PID hangs", "which process"),
             Clue(DOCTOR, "worker0 (process PID) does not answer", "what happens next, and where to look"),
             Clue(LOG, "a process hangs and is killed", "after half a minute: the end of it"),
             Clue(STATUS, "hung, killed, 0:00:", "which process, how, and when, without the log"),

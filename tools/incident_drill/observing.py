@@ -30,10 +30,12 @@ _SHOWN_METRICS = re.compile(
     r"|misses_total|requests_total|origin_requests_total)\b"
 )
 _SHOWN_OVERVIEW = re.compile(
-    r"status\.(gateway\.(ready|draining|closed|settings_problem|processes\[\d+\]\.(ready|restarts|last_end))|origin\."
+    r"status\.(gateway\.(ready|draining|closed|settings_problem|processes\[\d+\]\.(ready|restarts|hangs|last_end)$)|origin\."
     r"|cache\.disk\.|writeback\.(objects|conflicts|failing|damaged|journal_problem)$)"
     r"|problems\[\d+\]\.(key|state|reason)$|checkpoints\[\d+\]\.(state|missing)$"
 )
+_PROCESS = re.compile(r"(process|worker\d+|background) ")
+_PROCESS_ID = re.compile(r"^(\w+) +\d+")
 _NOT_SHOWN_STATUS = re.compile(r"cache .* in use, |scrub: ")
 _OF_THE_MACHINE = ("configuration", "limits", "clients here")
 """Areas of the doctor's: what it says there is so before, too."""
@@ -114,7 +116,9 @@ class Looks:
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line.rstrip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    """Lines with something in them; those of the table of processes without the width of its columns."""
+    lines = [line.rstrip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return [" ".join(_PROCESS_ID.sub(r"\1 PID", line).split()) if _PROCESS.match(line) else line for line in lines]
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> list[str]:

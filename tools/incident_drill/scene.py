@@ -260,10 +260,12 @@ class Scene:
             if re.search(pattern, line):
                 self._note(LOG, " ".join(re.sub(r"^\S+Z? +", "", line).split()))
 
-    def until_alert(self, name: str) -> None:
-        """Until it fires; at once where no Prometheus is."""
+    def until_alert(self, *names: str) -> None:
+        """Until one of these fires; at once where no Prometheus is."""
         if self._alerting is not None:
-            self.until(f"{name} fires", lambda: name in {one.name for one in self._note_fired()})
+            self.until(
+                f"{' or '.join(names)} fires", lambda: {*names} & {one.name for one in self._note_fired()} != set()
+            )
 
     def look_at_alerts(self) -> None:
         """Those that have fired since the moment began, where the gateway itself answers nothing."""
@@ -355,7 +357,6 @@ class Scene:
         line = line.replace(str(self.gateway.config_file), "forebay.toml")
         line = line.replace(str(self.directory), "/mnt")
         line = re.sub(r"(process_id=|\(process )\d+", r"\1PID", line)
-        line = re.sub(r"^((?:worker\d+|background) +)\d+", r"\1PID", line)
         line = re.sub(r" request_id=\w+", "", line)
         return line.replace(f"'127.0.0.1', {self.origin.endpoint_url.rpartition(':')[2]}", "'bucket', 9090")
 
