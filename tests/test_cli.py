@@ -191,7 +191,7 @@ def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
     aws.write_text("[default]\ncredential_process = /bin/false\n", encoding="utf-8")
     file = config(
         tmp_path,
-        f'[origin]\nendpoint_url = "http://127.0.0.1:1"\n[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
+        f'[origin]\nendpoint_url = "http://127.0.0.1:2"\n[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
     done = subprocess.run(

@@ -409,9 +409,9 @@ INCIDENTS: tuple[Incident, ...] = (
         _credentials_expired,
         (
             Clue(CLIENT, "503 ServiceUnavailable", "the failure is behind the gateway"),
-            Clue(STATUS, "credentials could not be refreshed", "the cause"),
-            Clue(DOCTOR, "credentials could not be refreshed", "the cause"),
-            Clue(READY, "credentials could not be refreshed", "the cause"),
+            Clue(STATUS, "custom-process failed (CredentialRetrievalError)", "the cause: which source of keys fails"),
+            Clue(DOCTOR, "custom-process failed (CredentialRetrievalError)", "the cause: which source of keys fails"),
+            Clue(READY, "custom-process failed (CredentialRetrievalError)", "the cause: which source of keys fails"),
         ),
         stage=_expiring_stage,
     ),

@@ -358,6 +358,7 @@ class Scene:
         line = line.replace(str(self.directory), "/mnt")
         line = re.sub(r"(process_id=|\(process )\d+", r"\1PID", line)
         line = re.sub(r" request_id=\w+", "", line)
+        line = line.replace(self.origin.endpoint_url.removeprefix("http://"), "bucket:9090")
         return line.replace(f"'127.0.0.1', {self.origin.endpoint_url.rpartition(':')[2]}", "'bucket', 9090")
 
 
