@@ -84,12 +84,12 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     return made
 
 
-def a_monitor(files: type[Files] = Files) -> ChildMonitor:
+def a_monitor() -> ChildMonitor:
     def nothing(*_: Any) -> None:
         """Nobody is to be told."""
 
     async def shared() -> SharedFiles:
-        return cast(SharedFiles, files())
+        return cast(SharedFiles, Files())
 
     return ChildMonitor(ChildSpec("worker0", ()), lambda _: FIRST_LINES, shared, nothing, nothing)
 
@@ -142,20 +142,18 @@ def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
     """Long before half a minute is over whoever asks learns which process does not answer; and later, how it ended."""
     looks = 0
 
-    class Beating(Files):
-        class heartbeats:
-            @staticmethod
-            def stamp(_number: int) -> int:
-                """Turns ten times, and never again."""
-                nonlocal looks
-                looks += 1
-                return min(looks, 10)
+    def stamp(_number: int) -> int:
+        """Of one that turns ten times, and never again."""
+        nonlocal looks
+        looks += 1
+        return min(looks, 10)
 
+    monkeypatch.setattr(Files.heartbeats, "stamp", staticmethod(stamp))
     monkeypatch.setattr(child_monitor, "HANG_LOOK_SECONDS", 0.01)
     states = []
 
     async def scenario() -> None:
-        monitor = a_monitor(Beating)
+        monitor = a_monitor()
         maker.let()
         await monitor.start()
         keeping = asyncio.create_task(monitor.keep())
