@@ -357,7 +357,7 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident(
         "disk-full",
         "The disk is full",
-        "Somebody else fills the file system of the cache.",
+        "Somebody else fills the file system of the cache: 64 MiB in memory, mounted by root or in a user namespace.",
         "incidents.md#the-disk-is-full",
         _disk_full,
         (

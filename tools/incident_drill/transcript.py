@@ -37,6 +37,8 @@ happened, which sentences lead from the first sign to the cause, and what was sa
 - Alerts come from a real Prometheus with [deploy/prometheus/rules.yaml](../deploy/prometheus/rules.yaml), in which **a
   minute is a second**: durations in the rules, and ages in seconds that they compare with, are a {SCALE}th. Multiply
   "fired after" by {SCALE} for how long it takes in operation, at most; the gateway's own delays are not shortened.
+- Prometheus looks at each gateway once a second. `/metrics` may take three seconds while a bucket is silent: keep
+  `scrape_timeout` above that, as its default of ten seconds is.
 - At the end of each incident the drill compares the bucket's objects with everything that the job was told to be saved.
 """
 
