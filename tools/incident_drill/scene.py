@@ -127,8 +127,6 @@ class Scene:
         def put(client: Any) -> str:
             answer = client.put_object(Bucket=BUCKET, Key=key, Body=body)
             self._saved[key] = hashlib.sha256(body).hexdigest()
-            self.account.acknowledged_objects += 1
-            self.account.acknowledged_bytes += len(body)
             headers = answer["ResponseMetadata"]["HTTPHeaders"]
             why = headers.get("x-forebay-not-absorbed")
             return f"200, {headers['x-forebay-cache']}" + (f"; not absorbed: {why}" if why else "")
@@ -339,7 +337,9 @@ class Scene:
         self.verify()
 
     def verify(self) -> None:
-        """What was acknowledged lies at the bucket."""
+        """What was acknowledged last of each key lies at the bucket, but for what an operator has given up."""
+        self.account.acknowledged_objects = len(self._saved)
+        self.account.acknowledged_bytes = len(self._saved) * CHECKPOINT_BYTES
         for key, digest in self._saved.items():
             if hashlib.sha256(self.origin.model.data(BUCKET, key)).hexdigest() != digest:
                 self.account.lost.append(f"{key}: the bucket has something else than what was acknowledged")

@@ -36,10 +36,11 @@ happened, which sentences lead from the first sign to the cause, and what was sa
   so are log lines below a warning. Ports, directories and process ids are replaced.
 - Alerts come from a real Prometheus with [deploy/prometheus/rules.yaml](../deploy/prometheus/rules.yaml), in which **a
   minute is a second**: durations in the rules, and ages in seconds that they compare with, are a {SCALE}th. Multiply
-  "fired after" by {SCALE} for how long it takes in operation, at most; the gateway's own delays are not shortened.
+  "after 5 s" by {SCALE} for how long it takes in operation, at most; the gateway's own delays are not shortened.
 - Prometheus looks at each gateway once a second. `/metrics` may take three seconds while a bucket is silent: keep
   `scrape_timeout` above that, as its default of ten seconds is.
-- At the end of each incident the drill compares the bucket's objects with everything that the job was told to be saved.
+- At the end of each incident the drill compares the bucket's objects with what the job was told to be saved: the last
+  write of each key.
 """
 
 
@@ -62,7 +63,7 @@ def _lines(incidents: Sequence[Incident], accounts: Sequence[Account], notes: Se
     if notes:
         yield from (f"- {note}" for note in notes)
         yield ""
-    yield "| incident | first sign | acknowledged | lost |"
+    yield "| incident | first sign | acknowledged, compared | lost |"
     yield "|---|---|---|---|"
     for incident, account in zip(incidents, accounts, strict=True):
         link = f"[{incident.title}](#{incident.title.lower().replace(' ', '-').replace(chr(39), '')})"
