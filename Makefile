@@ -37,13 +37,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-radosgw test-torch test-slow test-root test-browser test-deploy test-api test-package test-lowest load fuzz simulate check campaign clean
+.PHONY: help demo drill test test-clients test-clients-back test-radosgw test-torch test-slow test-root test-browser test-deploy test-api test-package test-lowest load fuzz simulate check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
+
+drill: $(STAMPS)/test  ## nine incidents on real gateways, and whether what these say leads to the cause; rewrites docs/incident-drill.md
+	@$(BIN)/python -m tools.incident_drill --write docs/incident-drill.md
 
 test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
 	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not radosgw and not slow and not root and not browser and not deploy and not api"  # on two cores, too: they wait for disks and processes

@@ -46,6 +46,9 @@ class Process(Answer):
     process_id: int | None
     ready: bool
     restarts: int
+    hangs: bool = False
+    last_end: str | None = None
+    last_end_at: float | None = None
 
 
 class GatewayStatus(Answer):

@@ -77,6 +77,7 @@ from gateway.metrics import (
     WRITEBACK_BUFFER_BYTES,
     WRITEBACK_CONFLICTS,
     WRITEBACK_DAMAGED,
+    WRITEBACK_DISK_FULL,
     WRITEBACK_EXPOSURE_BYTES,
     WRITEBACK_FLUSH_FAILURES,
     WRITEBACK_FLUSH_SECONDS,
@@ -315,6 +316,10 @@ class WritebackMetrics:
         WRITEBACK_LOCAL_BYTES.set(exposure.local_bytes, slot)
         WRITEBACK_LOCAL_OBJECTS.set(exposure.local_objects, slot)
         WRITEBACK_OLDEST_SECONDS.set(exposure.oldest_seconds, slot)
+
+    def disk_full(self, is_full: bool) -> None:
+        """Whether the disk has no room for another write that is to be acknowledged here."""
+        WRITEBACK_DISK_FULL.set(int(is_full))
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         """How many do not get to the origin now."""

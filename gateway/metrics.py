@@ -258,6 +258,14 @@ CACHE_DISK_STATE = Gauge(
     "Processes by what they may use the cache directory for now. state: well; full and read-only (what is there is "
     "served, nothing is filled); failing (left alone, the origin serves) or closed (could not be opened).",
 )
+WRITEBACK_DISK_FULL = Gauge(
+    "forebay_writeback_disk_full",
+    "state",
+    (),
+    "1 while the disk under the cache directory has no room for another buffered write, so that writes go to the "
+    "bucket; 0 otherwise. Cached blocks may still replace each other.",
+    latest=True,
+)
 CACHE_USAGE_BYTES = Gauge(
     "forebay_cache_usage_bytes", "bytes", ("slot",), "Bytes on disk that cached blocks take now.", latest=True
 )

@@ -187,6 +187,27 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
+    """Events of the code that a command runs go to standard error: a program reads its JSON."""
+    aws = tmp_path / "aws"
+    aws.write_text("[default]\ncredential_process = /bin/false\n", encoding="utf-8")
+    file = config(
+        tmp_path,
+        f'[origin]\nendpoint_url = "http://127.0.0.1:2"\n[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", "doctor", "--json", "--config", file],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        env=kept | {"AWS_CONFIG_FILE": str(aws), "AWS_SHARED_CREDENTIALS_FILE": os.devnull},
+        check=False,
+    )
+    assert orjson.loads(done.stdout)["ok"] is False
+    assert "could not be looked up" in done.stderr
+
+
 def test_status_of_no_gateway_is_exit_code_1() -> None:
     """With the address that was asked."""
     result = forebay("status", "--admin-url", "http://127.0.0.1:1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the installed command."""
+    """Entry point of the installed command. Its output is what was asked for; events go to standard error."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     app()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gateway.cli.common import printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
 from gateway.control.formatting import (
+    age_text,
     bucket_text,
     counted,
     journal_problem_text,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gateway.admin_client import Index, Process, Scrub, Status, Writeback
 
 DISK_STATES = {
-    "full": "full; what is cached is served, nothing is added",
+    "full": "full; what is cached is served, what is written goes to the bucket; make room",
     "read-only": "takes nothing; what is cached is served, nothing is added",
     "failing": "failing; the cache is not used for now, the origin serves",
     "closed": "cannot be used; there is no cache, the origin serves",
@@ -71,14 +72,24 @@ def show_status(status: Status) -> None:
         print_text(_index(index))
     if status.writeback is not None:
         _show_writeback(status.writeback)
-    print_table(_PROCESSES, (Row(_process(one), "" if one.ready else "red") for one in gateway.processes))
+    print_table(
+        _PROCESSES, (Row(_process(one), "" if one.ready and not one.hangs else "red") for one in gateway.processes)
+    )
 
 
-_PROCESSES = (Column("process"), Column("pid", right=True), Column("state"), Column("restarts", right=True))
+_PROCESSES = (
+    Column("process"),
+    Column("pid", right=True),
+    Column("state"),
+    Column("restarts", right=True),
+    Column("last end"),
+)
 
 
 def _process(one: Process) -> list[str]:
-    return [one.name, str(one.process_id or NOTHING), "ready" if one.ready else "down", str(one.restarts)]
+    state = "hangs" if one.hangs else "ready" if one.ready else "down"
+    ended = NOTHING if one.last_end is None else f"{one.last_end}, {age_text(one.last_end_at)} ago"
+    return [one.name, str(one.process_id or NOTHING), state, str(one.restarts), ended]
 
 
 def _show_writeback(pending: Writeback) -> None:

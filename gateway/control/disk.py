@@ -11,11 +11,14 @@ from gateway.metric_kinds import Reading
 
 def disk_document(read: Path | Reading) -> dict[str, Any]:
     """The worst that any process has found, how many have found what, and of how many the write-back journal takes
-    nothing. Of a directory, reads files: call it in a thread."""
-    found, journal = metric_kinds.by_label(read, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE)
+    nothing. Full is also a disk on which blocks may replace each other, and no write finds room. Of a directory, reads
+    files: call it in a thread."""
+    reading = read if isinstance(read, Reading) else Reading(read)
+    found, journal = metric_kinds.by_label(reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE)
     processes = {state: int(found[state]) for state in metrics.DISK_STATES if found.get(state)}
+    worst = list(processes)[-1] if processes else "well"
     return {
-        "state": list(processes)[-1] if processes else "well",
+        "state": "full" if worst == "well" and reading.total(metrics.WRITEBACK_DISK_FULL) else worst,
         "processes": processes,
         "journal_failing_processes": int(journal.get("failing", 0)),
     }

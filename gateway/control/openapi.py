@@ -24,6 +24,9 @@ _PROCESS = {
         "ready": {"type": "boolean"},
         "restarts": {"type": "integer"},
         "generation": {"type": "integer", "description": "of the settings that it keeps to"},
+        "hangs": {"type": "boolean", "description": "it has not answered for seconds; killed after 30"},
+        "last_end": {"type": ["string", "null"], "description": "how it has ended unasked the last time"},
+        "last_end_at": {"type": ["number", "null"], "description": "seconds since 1970-01-01 UTC"},
     },
 }
 _GATEWAY = {
@@ -80,7 +83,10 @@ _FIGURES = {
     "pinned_bytes": {"type": "integer", "description": "of usage_bytes"},
     "hit_ratio": {"type": ["number", "null"]},
 }
-_DISK_STATE = {"enum": list(DISK_STATES), "description": "the worst that any process has found"}
+_DISK_STATE = {
+    "enum": list(DISK_STATES),
+    "description": "the worst that any process has found; full, too, where no write finds room",
+}
 _DISK = {
     "type": "object",
     "properties": {

@@ -11,13 +11,17 @@ import orjson
 @dataclass(frozen=True, slots=True)
 class ProcessState:
     """One child. `process_id` is None while it is down; `restarts` counts since the start of the gateway; `generation`
-    is that of the settings which it keeps to."""
+    is that of the settings which it keeps to. `hangs`: its event loop has not turned for seconds. `last_end` says how
+    it has ended unasked the last time, `last_end_at` when (seconds since 1970)."""
 
     name: str
     process_id: int | None
     ready: bool
     restarts: int
     generation: int = 0
+    hangs: bool = False
+    last_end: str | None = None
+    last_end_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ async def origin(
         yield level(
             AREA,
             "no key to sign with was found",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role; where one is set, see why it fails",
         )
     else:
         yield ok(AREA, f"signs with the key {own.access_key_id}, from {own.source}")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway import __version__, metrics
-from gateway.admin_client import AdminClient, BucketProfile, Sample, Slot, Status, samples
+from gateway.admin_client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
 from gateway.config import Settings
-from gateway.control.formatting import bucket_text, counted, size_text, wrong_with
+from gateway.control.formatting import age_text, bucket_text, counted, size_text, wrong_with
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.errors import AdminPortError
 
@@ -47,7 +47,6 @@ def _health(status: Status) -> Iterator[Finding]:
     if gateway is None:
         yield note(AREA, "it starts", "ask again in a moment")
         return
-    restarts = sum(one.restarts for one in gateway.processes)
     if gateway.ready:
         yield ok(AREA, f"version {gateway.version}, ready, S3 on {gateway.s3_url}")
     else:
@@ -57,8 +56,8 @@ def _health(status: Status) -> Iterator[Finding]:
         yield note(
             AREA, f"it has version {gateway.version}, and this command {__version__}", "restart it after an upgrade"
         )
-    if restarts:
-        yield warning(AREA, f"{counted(restarts, 'restart')} of its processes since it started", "see its log for why")
+    for one in gateway.processes:
+        yield from _process(one)
     if gateway.settings_problem:
         yield warning(
             AREA, f"changed settings are not in force: {gateway.settings_problem}", "correct them, then send SIGHUP"
@@ -70,7 +69,7 @@ def _health(status: Status) -> Iterator[Finding]:
             yield error(AREA, f"its origin: {origin.problem}", "see the origin's findings above")
     disk = status.cache.disk
     if disk.state != "well":
-        yield error(AREA, f"the disk of its cache is {disk.state}", "see dmesg, and the room that is left")
+        yield error(AREA, f"the disk of its cache is {disk.state}", _DO_ABOUT_DISK.get(disk.state, _SEE_KERNEL))
     if disk.journal_failing_processes:
         yield error(
             AREA,
@@ -85,6 +84,25 @@ def _health(status: Status) -> Iterator[Finding]:
             yield warning(AREA, f"the index of slot {index.slot} fails: {index.error}", "check the right to list there")
 
 
+def _process(one: Process) -> Iterator[Finding]:
+    if one.hangs:
+        found = f"{one.name} (process {one.process_id}) does not answer"
+        yield error(AREA, found, "it is killed and started again after 30 seconds; see what it waits for: dmesg")
+    if one.restarts:
+        found = f"{counted(one.restarts, 'restart')} of {one.name} since the gateway started"
+        if one.last_end is not None:
+            found += f"; {age_text(one.last_end_at)} ago: {one.last_end}"
+        yield warning(AREA, found, _KILLED if one.last_end == "SIGKILL" else "see its log for why")
+
+
+_KILLED = "somebody has killed it; the kernel does where memory is short: dmesg, and the memory limit"
+_SEE_KERNEL = "see the kernel's log: dmesg"
+_DO_ABOUT_DISK = {"full": "make room (df), but remove nothing under writeback/: docs/incidents.md"}
+
+
+_WHICH_RIGHT = "; forebay doctor --write-test s3://BUCKET/PREFIX/ says which right is missing"
+
+
 def _pending(status: Status) -> Iterator[Finding]:
     if status.writeback is None:
         return
@@ -93,7 +111,8 @@ def _pending(status: Status) -> Iterator[Finding]:
         if wrong:
             reason = f" ({slot.reason})" if slot.reason else ""
             found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
-            yield error(AREA, found, "forebay writeback list --problems")
+            is_right = "AccessDenied" in (slot.reason or "")
+            yield error(AREA, found, "forebay writeback list --problems" + (_WHICH_RIGHT if is_right else ""))
     for bucket in status.writeback.buckets:
         yield _profile(bucket)
     if status.writeback.journal_problem:

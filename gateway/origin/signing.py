@@ -212,6 +212,9 @@ class ChainCredentials:
         self._profile = profile
         self._known: tuple[KeyPair, ...] = ()
         self._found: Any = None
+        self._failure: str | None = None
+        """Of the last look-up, where one of the chain's providers failed."""
+
         self._look_again_at = 0.0
         self._lookup: asyncio.Task[None] | None = None
         self._first: asyncio.Task[None] | None = None
@@ -226,7 +229,7 @@ class ChainCredentials:
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:  # noqa: BLE001 - code of many providers; however it failed, no pair came out
             raise CredentialsUnavailable(
-                f"the origin's credentials could not be refreshed: {type(error).__name__}"
+                f"the origin's credentials could not be refreshed: {_described(error)}"
             ) from None
         return self._remember(KeyPair(frozen.access_key, frozen.secret_key, frozen.token))
 
@@ -268,8 +271,10 @@ class ChainCredentials:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS):
                 # A session remembers the files that it has read; a new one sees what has changed since.
                 self._found = await self._session().get_credentials() or self._found
+            self._failure = None
         except self._errors as error:
-            log.warning("origin_credentials_lookup_failed", error=type(error).__name__)
+            self._failure = _described(error)
+            log.warning("origin_credentials_lookup_failed", error=self._failure)
         finally:
             self._lookup = None
             if self._found is None:
@@ -287,6 +292,8 @@ class ChainCredentials:
         return session
 
     def _none_found(self) -> CredentialsUnavailable:
+        if self._failure is not None:
+            return CredentialsUnavailable(f"no credentials for the origin: {self._failure}")
         if self._profile is not None:
             return CredentialsUnavailable(f"no credentials for the origin: the profile {self._profile!r} has no key")
         return CredentialsUnavailable(
@@ -297,6 +304,13 @@ class ChainCredentials:
         if not self._known or self._known[0] != pair:
             self._known = (pair, *self._known[:1])
         return self._known[0]
+
+
+def _described(error: Exception) -> str:
+    """Which provider of the chain failed, and how. What the error says itself may hold a secret."""
+    told = getattr(error, "kwargs", None)
+    provider = told.get("provider") if isinstance(told, dict) else None
+    return f"{provider} failed ({type(error).__name__})" if provider else type(error).__name__
 
 
 def _failure_is_logged(lookup: asyncio.Task[None]) -> None:

@@ -25,6 +25,7 @@ from gateway.serve.full_disk import use_reserve_when_full
 _GRACE_SECONDS = 5
 _PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
+_COUNT_SECONDS_MAX = 2.0
 _OPENING_SECONDS_MAX = 5.0
 """A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
 
@@ -74,9 +75,25 @@ async def _serve(context: ChildContext, check: OriginChecks) -> None:
     keeping_up = asyncio.create_task(_keep_up(context, lent, tried), name="upkeep")
     try:
         await _serve_admin(context, lent, tried, check)
+        await _tell_what_stays(config, lent)
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)
+
+
+async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
+    """Whoever stops a node for good learns that its disk has what nobody else has."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_COUNT_SECONDS_MAX):
+            left = await lent.writeback.summary()
+        if left is not None and left["objects"]:
+            _log.warning(
+                "STOPPED WITH UNFLUSHED WRITES, which only this disk has: the next gateway on this directory sends "
+                "them, forebay writeback export copies them",
+                objects=left["objects"],
+                bytes=left["bytes"],
+                directory=str(config.settings.cache.directory),
+            )
 
 
 async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginChecks) -> None:

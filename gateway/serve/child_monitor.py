@@ -21,8 +21,9 @@ STEADY_SECONDS = 30.0
 
 HANG_LOOKS = 30
 HANG_LOOK_SECONDS = 1.0
+HANG_TOLD_LOOKS = 5
 """A child whose event loop has not turned at so many looks in a row is killed. Looks are counted, not time: a machine
-that stands still as a whole stops the supervisor, too."""
+that stands still as a whole stops the supervisor, too. After HANG_TOLD_LOOKS it is told that it hangs."""
 
 FIRST_BEAT_LOOKS = 120
 """So long a child may take to load its code, before its event loop turns for the first time."""
@@ -67,6 +68,10 @@ class ChildMonitor:
         """While a child is being made, what it is to be told as soon as it is there; None otherwise."""
         self._ready = False
         self._restarts = 0
+        self._hangs = False
+        self._was_hung = False
+        self._last_end: str | None = None
+        self._last_end_at: float | None = None
         self._restarting = False
         self._stopping = asyncio.Event()
 
@@ -76,8 +81,16 @@ class ChildMonitor:
 
     @property
     def state(self) -> ProcessState:
+        process_id = self._child.process_id if self._child else None
         return ProcessState(
-            self.name, self._child.process_id if self._child else None, self._ready, self._restarts, self._generation
+            self.name,
+            process_id,
+            self._ready,
+            self._restarts,
+            self._generation,
+            self._hangs,
+            self._last_end,
+            self._last_end_at,
         )
 
     @property
@@ -221,7 +234,9 @@ class ChildMonitor:
         self._child = self._files = self._watch = self._listening = None
         self._ready = False
         if not self._stopping.is_set() and not self._restarting:
-            _log.error("a process ended unexpectedly", name=self.name, process_id=process_id, how=describe_exit(status))
+            self._last_end, self._last_end_at = "hung, killed" if self._was_hung else describe_exit(status), time.time()
+            _log.error("a process ended unexpectedly", name=self.name, process_id=process_id, how=self._last_end)
+        self._hangs = self._was_hung = False
         self._changed()
 
     async def _end_when_hung(self, child: ChildProcess, files: SharedFiles) -> None:
@@ -236,8 +251,26 @@ class ChildMonitor:
                 unchanged += 1
             else:
                 unchanged, looks = 0, HANG_LOOKS
+            self._tell_of_hang(child, looks - unchanged, hangs=looks == HANG_LOOKS and unchanged >= HANG_TOLD_LOOKS)
+        self._was_hung = True
         _log.error("a process hangs and is killed", name=self.name, process_id=child.process_id)
         child.signal(signal.SIGKILL)
+
+    def _tell_of_hang(self, child: ChildProcess, looks_left: int, *, hangs: bool) -> None:
+        """Of one that has turned before: a start may take its time."""
+        if hangs == self._hangs:
+            return
+        self._hangs = hangs
+        if hangs:
+            _log.warning(
+                "a process does not answer: it is killed if that lasts",
+                name=self.name,
+                process_id=child.process_id,
+                in_seconds=round(looks_left * HANG_LOOK_SECONDS),
+            )
+        else:
+            _log.warning("a process answers again", name=self.name, process_id=child.process_id)
+        self._changed()
 
     async def _rest(self, seconds: float) -> None:
         try:

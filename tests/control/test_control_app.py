@@ -109,9 +109,20 @@ def test_status_tells_processes_origin_cache_and_slots(tmp_path: Path) -> None:
         "ready": True,
         "restarts": 1,
         "generation": 0,
+        "hangs": False,
+        "last_end": None,
+        "last_end_at": None,
     }
     assert document["origin"]["endpoint_url"] == "http://127.0.0.1:1"
     assert document["slots"][0]["prefix"] == "s3://train/"
+
+
+def test_a_disk_without_room_for_a_write_is_full_though_blocks_replace_each_other(tmp_path: Path) -> None:
+    """Else nobody would be told why nothing is acknowledged here."""
+    for is_full, state in ((1, "full"), (0, "well")):
+        metrics.WRITEBACK_DISK_FULL.set(is_full)
+        assert ask(tmp_path, "/readyz").json()["cache_disk"] == state
+        assert ask(tmp_path, "/api/v1/status").json()["cache"]["disk"]["state"] == state
 
 
 def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:

@@ -139,6 +139,29 @@ def test_keys_in_files_that_are_rotated_are_read_again(bare: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_source_of_keys_that_fails_is_named(bare: Path) -> None:
+    """Before the first key, and after the last one: who reads it looks there, and is not told to set a key. What the
+    source itself says is not repeated."""
+    lent, document = bare / "lent", {"Version": 1, "AccessKeyId": "AKLENT", "SecretAccessKey": "s"}
+    (bare / "config").write_text(f"[default]\ncredential_process = /bin/cat {lent}\n")
+    told = r"custom-process failed \(CredentialRetrievalError\)$"
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        credentials = ChainCredentials(clock)
+        with pytest.raises(CredentialsUnavailable, match=f"no credentials for the origin: {told}"):
+            await credentials.current()
+        until = datetime.now(UTC) + timedelta(minutes=5)
+        lent.write_text(json.dumps(document | {"Expiration": until.isoformat(timespec="seconds")}))
+        await clock.advance(60.0)
+        assert (await credentials.current()).access_key_id == "AKLENT"
+        lent.unlink()
+        with pytest.raises(CredentialsUnavailable, match=f"could not be refreshed: {told}"):
+            await credentials.current()
+
+    asyncio.run(scenario())
+
+
 def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None:
     """Start-up works; a request fails and says what to set; a pair that appears later is found after a pause."""
 

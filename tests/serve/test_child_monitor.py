@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.serve import child_monitor
 from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildProcess, ChildSpec
 from gateway.serve.shared_directory import SharedFiles
@@ -131,3 +132,42 @@ def test_a_child_that_is_to_begin_anew_while_it_is_made_does(maker: Maker) -> No
         await keeping
 
     asyncio.run(scenario())
+
+
+def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before half a minute is over whoever asks learns which process does not answer; and later, how it ended."""
+    looks = 0
+
+    def stamp(_number: int) -> int:
+        """Of one that turns ten times, and never again."""
+        nonlocal looks
+        looks += 1
+        return min(looks, 10)
+
+    monkeypatch.setattr(Files.heartbeats, "stamp", staticmethod(stamp))
+    monkeypatch.setattr(child_monitor, "HANG_LOOK_SECONDS", 0.01)
+    states = []
+
+    async def scenario() -> None:
+        monitor = a_monitor(maker)
+        maker.let()
+        await monitor.start()
+        keeping = asyncio.create_task(monitor.keep())
+        assert not monitor.state.hangs
+        await until(lambda: monitor.state.hangs)
+        states.append((looks, monitor.state))
+        await until(lambda: maker.begun == 2)
+        states.append((looks, monitor.state))
+        maker.let()
+        await until(lambda: monitor.state.ready)
+        monitor.stop()
+        await keeping
+
+    asyncio.run(scenario())
+    (told_after, hanging), (_, killed) = states
+    assert 10 + child_monitor.HANG_TOLD_LOOKS <= told_after < 10 + child_monitor.HANG_LOOKS
+    assert hanging.last_end is None
+    assert (killed.hangs, killed.last_end, killed.restarts) == (False, "hung, killed", 1)
+    assert killed.last_end_at is not None

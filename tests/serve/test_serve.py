@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -135,8 +136,9 @@ def test_a_killed_background_process_is_replaced_alone() -> None:
         again = gateway.wait_for_worker(1, other_than=processes[1]["process_id"])
         after = gateway.status()["gateway"]["processes"]
         assert after[0] == processes[0]
-        as_it_was = {"name": "background", "ready": True, "generation": 0}
-        assert after[1] == {**as_it_was, "process_id": again, "restarts": 1}
+        as_it_was = {"name": "background", "ready": True, "generation": 0, "hangs": False}
+        assert after[1].pop("last_end_at") == pytest.approx(time.time(), abs=PATIENCE_SECONDS)
+        assert after[1] == {**as_it_was, "process_id": again, "restarts": 1, "last_end": "SIGKILL"}
 
 
 def test_a_request_in_flight_is_answered_whole_before_the_end(

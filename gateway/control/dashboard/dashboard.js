@@ -377,7 +377,7 @@ function drawGateway(status, now) {
     scrub ? ["scrubber", `${percent(scrub.part_done)} of its pass, ${counted(scrub.dropped_blocks, "block")} dropped`] : null, gateway.settings_problem ? ["settings", `not in force: ${gateway.settings_problem}`] : null, gateway.closed ? ["no cache", gateway.closed] : null,
     ...status.indexes.map((one) => [`index of ${one.slot}`, `${one.complete ? "complete" : "not complete"}, ${one.state}, ${counted(one.keys, "key")}${one.error ? `: ${one.error}` : ""}`])].filter(Boolean);
   return show("gateway", h("dl", { class: "facts" }, facts.map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
-    table(["process", "id", "state", "restarts"], gateway.processes.map((one) => [one.name, String(one.process_id ?? "–"), tag(one.ready ? "ready" : "down", one.ready ? "good" : "bad"), number(one.restarts)])));
+    table(["process", "id", "state", "restarts", "last end"], gateway.processes.map((one) => [one.name, String(one.process_id ?? "–"), tag(one.hangs ? "hangs" : one.ready ? "ready" : "down", one.ready && !one.hangs ? "good" : "bad"), number(one.restarts), one.last_end ?? "–"])));
 }
 
 // ---- dialogs

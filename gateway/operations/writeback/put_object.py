@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 LEARNED_AGAIN_SECONDS = 600.0
 """After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
 
+UNREADABLE_AGAIN_SECONDS = 15.0
+"""The same where the gateway may not look at its objects: a HEAD that is refused does not tell rights that are missing
+from a key that was revoked, and checkpoints are to be absorbed soon after the key is renewed."""
+
 
 async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
@@ -76,7 +80,8 @@ async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
 
 
 def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
-    return not 0 <= context.services.clock.now() - capabilities.learned_at < LEARNED_AGAIN_SECONDS
+    again_seconds = LEARNED_AGAIN_SECONDS if capabilities.may_look else UNREADABLE_AGAIN_SECONDS
+    return not 0 <= context.services.clock.now() - capabilities.learned_at < again_seconds
 
 
 async def _keep(context: RequestContext, buffer: WritebackBuffer) -> Response:

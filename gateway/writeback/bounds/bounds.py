@@ -105,6 +105,9 @@ class ExposureObserver(Protocol):
 
     def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
 
+    def disk_full(self, is_full: bool) -> None:
+        """Whether the disk has no room for any write, as it is now."""
+
 
 class SilentBoundsObserver:
     """Nobody counts."""
@@ -393,12 +396,30 @@ class Bounds:
         return self._of.get(slot)
 
     async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Every second, for ever; in one process of a gateway."""
+        """Every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too."""
+        was_full = False
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
                 for name, one in list(self._of.items()):
                     observer.exposed(name, one.exposure())
+            is_full = bool(self._of) and self._is_disk_full()
+            observer.disk_full(is_full)
+            if is_full and not was_full:
+                _log.warning(
+                    "the disk is full: writes are not acknowledged here, they go to the bucket",
+                    room_needed_bytes=MARGIN_BYTES,
+                )
+            elif was_full and not is_full:
+                _log.warning("the disk has room again: writes are acknowledged here")
+            was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
+
+    def _is_disk_full(self) -> bool:
+        """Whether even an empty body would not be taken. What else is wrong with the disk is told elsewhere."""
+        arriving_bytes = on_disk(self._shared.reservations.total_of_all())
+        with suppress(OSError):
+            return not self._shared.disk.takes(arriving_bytes, self._clock.monotonic())
+        return False
 
     def unused_bytes(self) -> int:
         """What of the disk is for the buffers, and not written yet: what they may hold, and the journal's margin."""

@@ -111,7 +111,7 @@ def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkey
         await client.learn()
         refused.times = 0
         assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
-        monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("gateway.operations.writeback.put_object.UNREADABLE_AGAIN_SECONDS", 0.0)
         for how in ("forwarded", "absorbed"):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
+from gateway.writeback.bounds import room
 from gateway.writeback.bounds.bounds import EXPOSURE_SECONDS, SlotExposure
+from gateway.writeback.bounds.room import MARGIN_BYTES
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part, pending, upload
@@ -21,10 +24,14 @@ SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=100
 class Told:
     def __init__(self) -> None:
         self.last: SlotExposure | None = None
+        self.is_full: bool | None = None
 
     def exposed(self, slot: str, exposure: SlotExposure) -> None:
         assert slot == "slot"
         self.last = exposure
+
+    def disk_full(self, is_full: bool) -> None:
+        self.is_full = is_full
 
 
 def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
@@ -63,6 +70,30 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await buffer.close()
 
     asyncio.run(scenario())
+
+
+def test_a_disk_without_room_is_told_once_and_so_is_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log, and to whoever counts: nothing else tells of it while no write comes."""
+    free_bytes = MARGIN_BYTES
+
+    async def scenario() -> list[str]:
+        nonlocal free_bytes
+        clock, told = ManualClock(), Told()
+        monkeypatch.setattr(room, "_free_bytes", lambda _: free_bytes)
+        buffer = await WritebackBuffer.open(tmp_path, 0, [SLOT], clock=clock)
+        running = asyncio.create_task(buffer.bounds.tell_exposure(told))
+        with capture_logs() as logs:
+            for now_free_bytes, is_full in ((MARGIN_BYTES, False), (MARGIN_BYTES - 1, True), (0, True), (2**30, False)):
+                free_bytes = now_free_bytes
+                await clock.advance(EXPOSURE_SECONDS)
+                assert told.is_full is is_full
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await buffer.close()
+        return [one["event"] for one in logs]
+
+    events = asyncio.run(scenario())
+    assert [event.partition(":")[0] for event in events] == ["the disk is full", "the disk has room again"]
 
 
 def _fail(_: object) -> None:
