@@ -64,7 +64,7 @@ test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gatew
 	$(PYTEST) -m "torch"
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not radosgw and not root and not browser and not deploy and not api"  # they wait more than they compute
+	$(PYTEST) -n 3 --dist worksteal -m "slow and not clients and not torch and not radosgw and not root and not browser and not deploy and not api"  # they wait more than they compute
 
 test-browser: $(STAMPS)/browser  ## the dashboard in headless Chromium (Debian: chromium)
 	@command -v chromium >/dev/null || { [ "$$(id -u)" -eq 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
@@ -126,6 +126,8 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
 	$(call part,resizes,FOREBAY_RESIZES=2000 FOREBAY_RESIZE_SEED=$(SEED),-s tests/serve/test_resizing.py)
 	$(call part,arrivals,FOREBAY_ARRIVALS_EXAMPLES=1000,--timeout=7200 --hypothesis-seed=$(SEED) tests/policy/test_fair_shares.py -k random_arrivals)
+	$(call part,shares,FOREBAY_SHARE_SLOTS=1000,--timeout=3600 tests/policy/test_fair_shares.py -k many_slots)
+	$(call part,migration,FOREBAY_MIGRATION_STRIDE=1,--timeout=3600 tests/writeback/journal/test_migration.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
 	$(call part,device-damage,FOREBAY_DAMAGES=20000 FOREBAY_DAMAGE_SEED=$(SEED),-s tests/crash/test_device_damage.py)
 	$(call part,leavers,FOREBAY_LEAVERS=1000000 FOREBAY_LEAVER_SEED=$(SEED),-s tests/crash/test_leavers.py)

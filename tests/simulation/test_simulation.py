@@ -16,7 +16,7 @@ from tests.simulation.invariants import Judge
 from tests.simulation.world import Setting, play
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261123"))
-HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "8"))
+HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "4"))
 """Of each dialect, of a hundred steps each."""
 
 
