@@ -83,7 +83,7 @@ class Metric:
         self.values: Sequence[Mapping[str, Sequence[str]]] = (
             () if values is None else (values,) if isinstance(values, Mapping) else values
         )
-        """What labels may be, but for `slot`, `origin` and `process`: with all that go together in one of these it
+        """What labels may be, but for `slot`, `origin` and `process` unless named: with all that go together in one of these it
         stands at 0 from the start. Empty: it stands nowhere before it was counted."""
 
         DECLARED.append(self)
