@@ -266,6 +266,7 @@ class _BoundedExporter:
         """Have a span exported, where there is room."""
         if self._ended - self._exported >= WAITING_MAX:
             metrics.TRACE_SPANS.add(1, "dropped")
+            _log.warning("the collector of traces is too slow: spans are dropped", "dropped")
             return
         self._ended += 1
         span.end()

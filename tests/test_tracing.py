@@ -220,10 +220,13 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
     stuck: Any = Stuck()
     before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed", "dropped")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
+    told: list[str] = []
+    monkeypatch.setattr(tracing._log, "warning", lambda _message, kind, **_: told.append(kind))
     for _ in range(tracing.WAITING_MAX + 500):
         span = tracer.begin([])
         assert span is not None
         span.end(FINISHED)
+    assert told == ["dropped"] * 500
     tracer.close()
     assert may_go_on.is_set()
     due = time.monotonic() + 60
