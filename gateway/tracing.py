@@ -245,11 +245,25 @@ def open_tracer(endpoint_url: str, service_name: str, version: str, process: str
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each try
-        exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS)
+        exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS, session=_session())
         return Tracer(exporter, service_name, version, process, ratio)
     except Exception as error:  # noqa: BLE001 - of code of others, which reads variables as it is imported
         log.error("nothing is traced: OpenTelemetry does not start", error=f"{type(error).__name__}: {error}")
         return None
+
+
+def _session() -> Any:
+    """What asks the collector. Where it is sent elsewhere that is a failure: the SDK takes it for a success."""
+    import requests
+
+    def judge(answer: Any, **_: Any) -> None:
+        if 300 <= answer.status_code < 400:
+            answer.close()
+            raise requests.TooManyRedirects(f"the collector says {answer.status_code}", response=answer)
+
+    session = requests.Session()
+    session.hooks["response"].append(judge)
+    return session
 
 
 class _BoundedExporter:

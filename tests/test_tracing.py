@@ -264,7 +264,8 @@ class Collector:
         proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
         self.spans: list[Any] = []
-        spans = self.spans
+        self.status = 200
+        spans, collector = self.spans, self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -273,7 +274,8 @@ class Collector:
                 spans.extend(
                     span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans
                 )
-                self.send_response(200)
+                self.send_response(collector.status)
+                self.send_header("location", "/elsewhere")
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -296,6 +298,20 @@ def collector() -> Iterator[Collector]:
     made = Collector()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "sent"), (302, "failed"), (308, "failed"), (400, "failed")])
+def test_only_what_the_collector_has_taken_counts_as_sent(collector: Collector, status: int, outcome: str) -> None:
+    """Not what it sends elsewhere, as one that wants https does."""
+    collector.status = status
+    before = metrics.TRACE_SPANS.value(outcome)
+    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    span = tracer.begin([])
+    assert span is not None
+    span.end(FINISHED)
+    tracer.close()
+    assert metrics.TRACE_SPANS.value(outcome) - before == 1
 
 
 @pytest.mark.slow
