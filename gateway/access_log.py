@@ -16,7 +16,7 @@ from time import monotonic
 from gateway import metrics
 from gateway.log_sink import LogSink, json_line, timestamp
 from gateway.recent_requests import FinishedRequest
-from gateway.renamed_file import RenamedFile
+from gateway.renamed_file import LOOK_SECONDS, RenamedFile
 
 GATHERED_SECONDS = 0.25
 """So long at most, and then to the thread."""
@@ -48,6 +48,7 @@ class AccessLog:
             _WAITING_BYTES_MAX,
             is_shared=True,
             at_once_bytes=_AT_ONCE_BYTES,
+            look_seconds=LOOK_SECONDS,
         )
         self._gathered: list[tuple[float, FinishedRequest]] = []
         self._timer: asyncio.TimerHandle | None = None

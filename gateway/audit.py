@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway import metrics
 from gateway.log_sink import LogSink, json_line, timestamp
-from gateway.renamed_file import RenamedFile
+from gateway.renamed_file import LOOK_SECONDS, RenamedFile
 
 KEYS_MAX = 1000
 """Of one request: as many as DeleteObjects has."""
@@ -43,7 +43,12 @@ class AuditLog:
         self._file = RenamedFile(path, clock)
         self._file.descriptor()
         self._sink = LogSink(
-            self._file.descriptor, self._lost_line, metrics.AUDIT_LOST.add, _WAITING_BYTES_MAX, is_shared=True
+            self._file.descriptor,
+            self._lost_line,
+            metrics.AUDIT_LOST.add,
+            _WAITING_BYTES_MAX,
+            is_shared=True,
+            look_seconds=LOOK_SECONDS,
         )
 
     def request(

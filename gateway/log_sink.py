@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -55,6 +56,9 @@ class LogSink:
     `is_shared` is a file, open for reading too, that several processes append to: where the disk has taken a part of a
     line, the next line of none of them is lost in it. Lines that wait are written together, up to `at_once_bytes`:
     where the disk does not take these, all of them count as lost.
+
+    A `descriptor` that may change is asked for every `look_seconds` also where nothing is to be written: a file that
+    was removed takes its room on the disk for as long as a process has it open.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class LogSink:
         *,
         is_shared: bool = False,
         at_once_bytes: int = 1,
+        look_seconds: float | None = None,
     ) -> None:
         self._descriptor = descriptor
         self._told_lost = told_lost
@@ -73,6 +78,7 @@ class LogSink:
         self._waiting_bytes_max = waiting_bytes_max
         self._is_shared = is_shared
         self._at_once_bytes = at_once_bytes
+        self._look_seconds = look_seconds
         self._change = threading.Condition()
         self._waiting: list[_Batch] = []
         self._waiting_bytes = 0
@@ -117,15 +123,23 @@ class LogSink:
             with self._change:
                 self._is_writing = False
                 self._change.notify_all()
-                self._change.wait_for(lambda: bool(self._waiting) or self._is_closed)
-                if not self._waiting:
+                self._change.wait_for(lambda: bool(self._waiting) or self._is_closed, self._look_seconds)
+                if not self._waiting and self._is_closed:
                     return
                 batches, self._waiting = self._waiting, []
-                lost, self._lost = self._lost, 0
+                lost, self._lost = (self._lost, 0) if batches else (0, self._lost)
                 self._is_writing = True
-            self._write(batches, lost)
+            if batches:
+                self._write(batches, lost)
+            else:
+                self._look()
             with self._change:
                 self._waiting_bytes -= sum(batch.size_bytes for batch in batches)
+
+    def _look(self) -> None:
+        if not isinstance(self._descriptor, int):
+            with suppress(OSError):
+                self._descriptor()
 
     def _write(self, batches: list[_Batch], lost: int) -> None:
         missing = sum(batch.count for batch in batches)

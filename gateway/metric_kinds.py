@@ -83,8 +83,8 @@ class Metric:
         self.values: Sequence[Mapping[str, Sequence[str]]] = (
             () if values is None else (values,) if isinstance(values, Mapping) else values
         )
-        """What labels may be, but for `slot`, `origin` and `process`: with all that go together in one of these it
-        stands at 0 from the start. Empty: it stands nowhere before it was counted."""
+        """What labels may be (`slot`, `origin` and `process` need not be named): with all that go together in one of
+        these it stands at 0 from the start. Empty: it stands nowhere before it was counted."""
 
         DECLARED.append(self)
 

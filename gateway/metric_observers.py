@@ -411,6 +411,11 @@ class RequestMetrics:
         if received_bytes:
             RECEIVED_BYTES.add(received_bytes, operation, slot)
 
+    def refused(self, status: int) -> None:
+        """A request was answered so before anything was known of it but that it came: it cannot be read, or too many
+        connections are open."""
+        REQUESTS.add(1, "Unknown", "none", str(status), "none")
+
     def of_credential(self, credential: str, requests: int, sent_bytes: int, received_bytes: int) -> None:
         """What a credential has used. `credential` is bounded: a configured one, or one of all others."""
         CALLER_REQUESTS.add(requests, credential)

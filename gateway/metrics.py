@@ -107,6 +107,7 @@ REQUESTS = Counter(
         },
         {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
         {"operation": _COMMON, "status": ("500", "503"), "cache": ("none",)},
+        {"operation": ("Unknown",), "slot": ("none",), "status": ("400", "405", "503"), "cache": ("none",)},
     ],
 )
 MISSES = Counter(

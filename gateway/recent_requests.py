@@ -52,7 +52,7 @@ _MINUTES = MINUTES_SHOWN + 2
 """One more than can be shown, so that no row is written over that is shown still."""
 
 _HEADER = struct.Struct("<QII")
-"""Of a row: its number or its minute, the length of what it says, and the checksum of that."""
+"""Of a row: its number or its minute, the length of what it says, and the checksum of all that."""
 
 _SLOWEST = 0
 _ERRORS = _MINUTES * SLOWEST_ROWS
@@ -260,7 +260,7 @@ def _write(memory: mmap.mmap, row: int, number: int, document: Mapping[str, Any]
     if len(content) > ROW_BYTES - _HEADER.size:  # all names are of their greatest length, and full of quotes
         short = {name: shown(one, 60) if isinstance(one, str) else one for name, one in document.items()}
         content = orjson.dumps(short)
-    packed = _HEADER.pack(number, len(content), zlib.crc32(content)) + content
+    packed = _HEADER.pack(number, len(content), _checksum(number, content)) + content
     at = row * ROW_BYTES
     memory[at : at + len(packed)] = packed
 
@@ -270,9 +270,13 @@ def _read(content: bytes | mmap.mmap, row: int) -> tuple[int, dict[str, Any]] | 
     at = row * ROW_BYTES
     number, length, checksum = _HEADER.unpack_from(content, at)
     text = content[at + _HEADER.size : at + _HEADER.size + length]
-    if not 0 < length <= ROW_BYTES - _HEADER.size or zlib.crc32(text) != checksum:
+    if not 0 < length <= ROW_BYTES - _HEADER.size or _checksum(number, text) != checksum:
         return None
     return number, orjson.loads(text)
+
+
+def _checksum(number: int, content: bytes) -> int:
+    return zlib.crc32(content, zlib.crc32(number.to_bytes(8)))
 
 
 def _found(content: bytes | mmap.mmap, first: int, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:

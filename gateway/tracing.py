@@ -11,6 +11,7 @@ fetch that several wait for, belongs to the span of the one that began it.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import threading
@@ -39,6 +40,9 @@ CLOSING_SECONDS = 2.0
 WAITING_MAX = 2048
 """Spans of one process that the collector has not taken yet."""
 
+_AT_ONCE = 512
+"""Spans in one request to the collector."""
+
 _NAME_BYTES_MAX = 1024
 _EXPORT_SECONDS = 5.0
 _STATE_CHARACTERS_MAX = 512
@@ -60,13 +64,14 @@ class RemoteSpan(NamedTuple):
 
 def remote_span(headers: Iterable[tuple[bytes, bytes]]) -> RemoteSpan | None:
     """What a request says of the span that it belongs to; None: nothing, or nothing that could be."""
-    parent = state = ""
+    parents, states = list[str](), list[str]()
     for name, value in headers:
         if name == b"traceparent":
-            parent = value.decode("latin-1")
+            parents.append(value.decode("latin-1"))
         elif name == b"tracestate":
-            state = value.decode("latin-1")
-    found = _TRACEPARENT.fullmatch(parent.strip())
+            states.append(value.decode("latin-1"))
+    found = _TRACEPARENT.fullmatch(parents[0].strip()) if len(parents) == 1 else None
+    state = ",".join(states)
     if found is None or found[1] == "ff" or (found[1] == "00" and found[5] is not None):
         return None
     trace_id, span_id = int(found[2], 16), int(found[3], 16)
@@ -89,7 +94,9 @@ class Tracer:
         of_service = {"service.name": service_name, "service.version": version, "service.instance.id": process}
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(of_service), shutdown_on_exit=False)
         self._exporter = _BoundedExporter(exporter)
-        self._processor = BatchSpanProcessor(self._exporter, max_queue_size=2 * WAITING_MAX)
+        self._processor = BatchSpanProcessor(
+            self._exporter, max_queue_size=2 * WAITING_MAX, max_export_batch_size=_AT_ONCE
+        )
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("forebay", version)
         self._ratio = ratio
@@ -98,8 +105,7 @@ class Tracer:
 
     def draws(self, head: bytes) -> bool:
         """Whether a request with this head is to be traced. If so, it is the next one that begins."""
-        said = _TRACEPARENT_LINE.search(head)
-        parent = remote_span([(b"traceparent", said[1])]) if said is not None else None
+        parent = remote_span([(b"traceparent", said) for said in _TRACEPARENT_LINE.findall(head)])
         if parent is not None:
             return parent.is_sampled
         if self._dice.random() >= self._ratio:
@@ -228,13 +234,36 @@ class OriginSpan:
 TRACE: ContextVar[RequestSpan | None] = ContextVar("trace", default=None)
 
 
-def open_tracer(endpoint_url: str, service_name: str, version: str, process: str, ratio: float) -> Tracer:
-    """One that sends its spans to a collector, as OTLP over HTTP. ImportError where the extra is missing."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+def open_tracer(endpoint_url: str, service_name: str, version: str, process: str, ratio: float) -> Tracer | None:
+    """One that sends its spans to a collector, as OTLP over HTTP. None where the SDK's own variables forbid that, or
+    say what it does not understand: requests are answered without."""
+    log = structlog.get_logger("forebay.tracing")
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        log.warning("nothing is traced: OTEL_SDK_DISABLED is set")
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each try
-    exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS)
-    return Tracer(exporter, service_name, version, process, ratio)
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each try
+        exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS, session=_session())
+        return Tracer(exporter, service_name, version, process, ratio)
+    except Exception as error:  # noqa: BLE001 - of code of others, which reads variables as it is imported
+        log.error("nothing is traced: OpenTelemetry does not start", error=f"{type(error).__name__}: {error}")
+        return None
+
+
+def _session() -> Any:
+    """What asks the collector. Where it is sent elsewhere that is a failure: the SDK takes it for a success."""
+    import requests
+
+    def judge(answer: Any, **_: Any) -> None:
+        if 300 <= answer.status_code < 400:
+            answer.close()
+            raise requests.TooManyRedirects(f"the collector says {answer.status_code}", response=answer)
+
+    session = requests.Session()
+    session.hooks["response"].append(judge)
+    return session
 
 
 class _BoundedExporter:
@@ -251,6 +280,7 @@ class _BoundedExporter:
         """Have a span exported, where there is room."""
         if self._ended - self._exported >= WAITING_MAX:
             metrics.TRACE_SPANS.add(1, "dropped")
+            _log.warning("the collector of traces is too slow: spans are dropped", "dropped")
             return
         self._ended += 1
         span.end()

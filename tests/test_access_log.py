@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import stat
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from gateway import access_log, metrics
+from gateway import access_log, metrics, renamed_file
 from gateway.access_log import GATHERED_MAX, AccessLog
 from gateway.recent_requests import FinishedRequest
 from gateway.renamed_file import LOOK_SECONDS
@@ -194,3 +197,37 @@ def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
 
 def _numbered(number: int, log: AccessLog) -> FinishedRequest:
     return finished(key=f"{log._process}-{number}")
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_nobody_keeps_a_file_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
+) -> None:
+    """Also where no request comes: it would take its room on the disk, which somebody has just made."""
+    monkeypatch.setattr(access_log, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(renamed_file, "LOOK_SECONDS", 0.0)
+    path = tmp_path / "sub" / "a"
+    path.parent.mkdir()
+
+    async def scenario(log: AccessLog, _clock: Hands) -> None:
+        log.add(FINISHED)
+        await drained(log)
+        removed = path.stat()
+        with path.open("rb"):  # its number is nobody else's meanwhile
+            path.unlink()
+            if not is_made_anew:
+                path.parent.rmdir()
+            async with asyncio.timeout(30):
+                while any(os.path.samestat(one, removed) for one in _opened_for_writing()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    run(path, scenario)
+
+
+def _opened_for_writing() -> list[os.stat_result]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                found.append(os.fstat(int(name)))
+    return found

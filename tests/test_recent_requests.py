@@ -119,6 +119,25 @@ def test_those_of_all_processes_are_shown_together(tmp_path: Path, wall: Wall) -
     assert kept == [{"at": wall.now, "seconds": 0.5, **expected}] * 3
 
 
+def test_a_row_with_any_other_byte_is_not_shown(tmp_path: Path, wall: Wall) -> None:
+    """Nor does who goes on in the file go by its number."""
+    requests = RecentRequests(tmp_path, 0, wall)
+    requests.add(finished(status="500"))
+    requests.close()
+    path = tmp_path / "recent-requests-0"
+    content = path.read_bytes()
+    row = max(at for at in range(0, len(content), ROW_BYTES) if any(content[at : at + ROW_BYTES]))
+    length = len(content[row : row + ROW_BYTES].rstrip(b"\0"))
+    for place in range(row, row + length):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x80]) + content[place + 1 :])
+        assert not recent_requests(tmp_path, 10, wall())["errors"], place - row
+    path.write_bytes(content[:row] + b"\xff" * 8 + content[row + 8 :])
+    requests = RecentRequests(tmp_path, 0, wall)
+    requests.add(finished(status="500"))
+    requests.close()
+    assert len(recent_requests(tmp_path, 10, wall())["errors"]) == 1
+
+
 def test_a_row_that_is_not_whole_is_not_shown(tmp_path: Path, wall: Wall) -> None:
     """Its writer was killed, or writes just now; a file that is being made has none."""
     recent = RecentRequests(tmp_path, 0, wall)

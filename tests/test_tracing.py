@@ -13,6 +13,7 @@ from typing import Any
 
 import boto3
 import pytest
+import structlog
 from botocore.config import Config
 
 from gateway import metrics, tracing
@@ -23,7 +24,7 @@ from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.s3.requests import Operation
-from gateway.tracing import TRACE, RemoteSpan, Tracer, remote_span
+from gateway.tracing import TRACE, RemoteSpan, Tracer, open_tracer, remote_span
 from tests.origin.clients import Client, play
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
@@ -86,6 +87,11 @@ def _untraced() -> Iterator[None]:
         ([(b"traceparent", f"00-{'0' * 32}-{SPAN_ID}-01".encode())], None),
         ([(b"traceparent", f"00-{TRACE_ID}-{'0' * 16}-01".encode())], None),
         ([(b"traceparent", b"\xff")], None),
+        ([(b"traceparent", SAMPLED.encode()), (b"traceparent", NOT_SAMPLED.encode())], None),
+        (
+            [(b"tracestate", b"a=b"), (b"traceparent", SAMPLED.encode()), (b"tracestate", b"c=d")],
+            REMOTE._replace(state="a=b,c=d"),
+        ),
     ],
 )
 def test_what_clients_say_of_their_spans(headers: list[tuple[bytes, bytes]], expected: RemoteSpan | None) -> None:
@@ -109,6 +115,12 @@ def test_which_requests_are_traced() -> None:
     for parent, is_drawn in ((SAMPLED, True), (NOT_SAMPLED, False), ("x", False)):
         assert some.draws(f"GET / HTTP/1.1\r\nTraceParent: {parent}\r\nHost: h\r\n\r\n".encode()) is is_drawn
     assert some.begin([]) is None, "whose client says something is not drawn"
+    some._ratio = 1.0
+    for parents in (["x", SAMPLED], [SAMPLED, NOT_SAMPLED]):  # what two say is as if nothing was said, here as there
+        lines = "".join(f"traceparent: {parent}\r\n" for parent in parents)
+        assert some.draws(f"GET / HTTP/1.1\r\n{lines}Host: h\r\n\r\n".encode())
+        assert some.begin([(b"traceparent", parent.encode()) for parent in parents]) is not None
+        assert not some._drawn
 
 
 def test_a_request_has_a_span_with_what_became_of_it(tmp_path: Path) -> None:
@@ -208,10 +220,13 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
     stuck: Any = Stuck()
     before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed", "dropped")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
+    told: list[str] = []
+    monkeypatch.setattr(tracing._log, "warning", lambda _message, kind, **_: told.append(kind))
     for _ in range(tracing.WAITING_MAX + 500):
         span = tracer.begin([])
         assert span is not None
         span.end(FINISHED)
+    assert told == ["dropped"] * 500
     tracer.close()
     assert may_go_on.is_set()
     due = time.monotonic() + 60
@@ -221,6 +236,27 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
     assert counted == {"sent": 0, "failed": tracing.WAITING_MAX, "dropped": 500}
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["OTEL_SDK_DISABLED=TRUE", "OTEL_BSP_SCHEDULE_DELAY=0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1000000", ""],
+)
+def test_variables_that_forbid_traces_keep_nobody_from_answering(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything told of spans that are none. What the gateway bounds itself is not asked for."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    name, _, value = variable.partition("=")
+    if name:
+        monkeypatch.setenv(name, value)
+    with structlog.testing.capture_logs() as logs:
+        tracer = open_tracer("http://127.0.0.1:9/v1/traces", "forebay", "1.2.3", "worker0", 1.0)
+    is_forbidden = name in ("OTEL_SDK_DISABLED", "OTEL_BSP_SCHEDULE_DELAY")
+    assert (tracer is None) is is_forbidden
+    assert [one["event"].split(":")[0] for one in logs] == ["nothing is traced"] * is_forbidden
+    if tracer is not None:
+        tracer.close()
+
+
 class Collector:
     """Takes OTLP over HTTP."""
 
@@ -228,7 +264,8 @@ class Collector:
         proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
         self.spans: list[Any] = []
-        spans = self.spans
+        self.status = 200
+        spans, collector = self.spans, self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -237,7 +274,8 @@ class Collector:
                 spans.extend(
                     span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans
                 )
-                self.send_response(200)
+                self.send_response(collector.status)
+                self.send_header("location", "/elsewhere")
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -260,6 +298,20 @@ def collector() -> Iterator[Collector]:
     made = Collector()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "sent"), (302, "failed"), (308, "failed"), (400, "failed")])
+def test_only_what_the_collector_has_taken_counts_as_sent(collector: Collector, status: int, outcome: str) -> None:
+    """Not what it sends elsewhere, as one that wants https does."""
+    collector.status = status
+    before = metrics.TRACE_SPANS.value(outcome)
+    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    span = tracer.begin([])
+    assert span is not None
+    span.end(FINISHED)
+    tracer.close()
+    assert metrics.TRACE_SPANS.value(outcome) - before == 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config.buffers import buffer_problems
@@ -232,8 +234,15 @@ def _log_files(settings: Settings) -> Iterator[ConfigError]:
             )
         elif path.is_symlink() or (path.exists() and not path.is_file()):
             yield ConfigError(key, str(path), "must be a plain file, not a link")
-    if access is not None and access == audit:
+    if access is not None and audit is not None and _is_same_file(access, audit):
         yield ConfigError("logging.access_file", str(access), "must be another file than logging.audit_file")
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    """By whatever names, also where it is not there yet."""
+    with suppress(OSError):
+        return one.samefile(other)
+    return one.name == other.name and one.parent.resolve() == other.parent.resolve()
 
 
 _TRACING_PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")

@@ -44,6 +44,7 @@ async def serve_s3(context: ChildContext) -> None:
             limits=_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
+            on_refused=app.observer.refused,
         )
         callers = _LiveCallers(app, prepared, live, context.stop)
 

@@ -99,6 +99,7 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('[logging]\naccess_file = "/nowhere/access"\n', "logging.access_file"),
         ('[logging]\naccess_file = "/dev/null"\n', "logging.access_file"),
         ('[logging]\naccess_file = "/tmp/one-log"\naudit_file = "/tmp/one-log"\n', "logging.access_file"),
+        ('[logging]\naccess_file = "/tmp/one-log"\naudit_file = "/tmp/../tmp/one-log"\n', "logging.access_file"),
         ('[tracing]\nendpoint_url = "127.0.0.1:4318"\n', "tracing.endpoint_url"),
         ('[tracing]\nendpoint_url = "http://user:secret@h/v1/traces"\n', "tracing.endpoint_url"),
         ("[tracing]\nsample_ratio = 1.5\n", "tracing.sample_ratio"),

@@ -152,6 +152,7 @@ async def serving(
     grace_seconds: float = 5.0,
     receive_threads: ReceiveThreads | None = None,
     prepared: PreparedRequests | None = None,
+    on_refused: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Serving]:
     """A server for `app` on a free port; stopped, and checked for what it left behind, at the end."""
     listener = listening_socket()
@@ -164,6 +165,7 @@ async def serving(
         clock=clock,
         receive_threads=receive_threads,
         prepared=prepared,
+        on_refused=on_refused,
     )
     stop, ready = asyncio.Event(), asyncio.Event()
     finished = asyncio.create_task(server.serve(stop, grace_seconds=grace_seconds, on_ready=ready.set))

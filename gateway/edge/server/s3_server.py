@@ -86,12 +86,13 @@ class S3Server:
         clock: Clock | None = None,
         receive_threads: ReceiveThreads | None = None,
         prepared: PreparedRequests | None = None,
+        on_refused: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._prepared = prepared
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
         self._tls = tls.context() if tls is not None else None
-        self._state = S3ServerState(self._limits)
+        self._state = S3ServerState(self._limits, on_refused)
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
         self._openings: dict[asyncio.Task[None], None] = {}

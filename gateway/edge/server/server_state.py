@@ -141,9 +141,11 @@ class InputFlow(FlowControl):
 class S3ServerState(ServerState):
     """uvicorn's, and what the drain needs to know."""
 
-    def __init__(self, limits: ServerLimits | None = None) -> None:
+    def __init__(self, limits: ServerLimits | None = None, on_refused: Callable[[int], None] = lambda _: None) -> None:
+        """`on_refused` is called with the status of each request that the application does not get to see."""
         super().__init__()
         limits = limits or ServerLimits()
+        self.on_refused = on_refused
         self.default_lines = b""
         """`default_headers` once more, as lines of a response head."""
         self.draining = False

@@ -26,11 +26,11 @@ class Recorder:
 
 
 def refusal_of(data: bytes, limits: ServerLimits | None = None) -> tuple[int, bytes]:
-    """Status and body of the one answer to `data`; no part of it may have reached the application."""
+    """Status and body of the one answer to `data`, which is told; no part of it may have reached the application."""
 
     async def scenario() -> tuple[int, bytes]:
-        app = Recorder()
-        async with serving(app, limits=limits) as port:
+        app, told = Recorder(), list[int]()
+        async with serving(app, limits=limits, on_refused=told.append) as port:
             wire = await port.connect()
             await wire.say(data)
             answer = await wire.answer(to_head=data.startswith(b"HEAD "))
@@ -40,6 +40,7 @@ def refusal_of(data: bytes, limits: ServerLimits | None = None) -> tuple[int, by
             assert answer.headers["x-amz-request-id"]
             await wire.close()
         assert app.asked == []
+        assert told == [answer.status]
         return answer.status, answer.body
 
     return asyncio.run(scenario())
