@@ -1,11 +1,11 @@
 """The `forebay` command."""
 
-import signal
 import sys
 
+from gateway.cli import inherited
+
 if sys.argv[1:2] == ["serve"]:
-    # It would end the process while code is loaded, for a second: it waits until the supervisor answers to it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    inherited.put_in_order()
 
 from gateway.cli.commands import app, main
 
