@@ -465,7 +465,7 @@ function resolveAction(one, name) {
 }
 function abortAction(one) {
   const name = `s3://${one.bucket}/${one.key}`;
-  confirm("Abort an open upload", [], () => `The upload of ${name} ends here and at the origin: its ${counted(one.parts, "part")} (${bytes(one.bytes)}) are deleted. A client that goes on with it is answered NoSuchUpload.`, "Abort the upload", async () => {
+  confirm("Abort an open upload", [], () => `The upload of ${name} ends here and at the origin. What it has sent so far is deleted: ${counted(one.parts, "part")}, ${bytes(one.bytes)}. A client that goes on with it is answered NoSuchUpload.`, "Abort the upload", async () => {
     const answer = await call("api/v1/writeback/abort", "POST", { upload_ids: [one.upload_id] });
     return answer.aborted.length ? `The upload of ${name} is aborted.` : `The upload of ${name} was not open any more.`;
   }, true);
