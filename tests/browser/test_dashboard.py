@@ -201,6 +201,8 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     rows.filter(has_text="s3://bucket/back/ours").locator("button").focus()
     page.keyboard.press("Enter")
     assert "overwrites what the origin has under s3://bucket/back/ours" in page.inner_text("#dialog .what.danger")
+    drawn = page.inner_text("#unflushed")
+    wait_until(lambda: page.inner_text("#unflushed") != drawn)  # the button is another one now
     page.keyboard.press("Escape")
     page.wait_for_selector("#dialog", state="hidden")
     expect_count(rows, 2)  # a dialog that is left decides nothing
@@ -211,8 +213,11 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     assert page.evaluate("document.activeElement.textContent") == "Decide"
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialog .outcome.good >> text=keep-ours")
-    page.keyboard.press("Escape")
     expect_count(rows, 1)
+    page.keyboard.press("Escape")
+    page.wait_for_function(
+        "document.activeElement.querySelector('#unflushed') !== null && document.activeElement !== document.body"
+    )
     wait_until(lambda: content(origin, "back/ours") == b"ours")
 
     rows.filter(has_text="s3://bucket/back/theirs").locator("button").focus()
@@ -250,8 +255,8 @@ def test_an_open_upload_is_aborted_with_the_page(
     page.wait_for_selector("#dialog .outcome.good >> text=is aborted")
     page.keyboard.press("Escape")
     row.wait_for(state="detached")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     with pytest.raises(client.exceptions.ClientError, match="NoSuchUpload"):
-        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
     assert client_of(gateway).list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
     wait_until(lambda: not origin.model.buckets["bucket"].uploads)

@@ -428,7 +428,11 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(LOG, "STOPPED WITH UNFLUSHED WRITES", "that the disk has what nobody else has, and what to do"),
             Clue(ALERTS, "ForebayDown, critical", "the node is gone"),
             Clue(COMMAND, "3 objects, 878.9 KiB, are in /mnt/rescue", "it can be had without a gateway"),
-            Clue(LOG, "the write-back buffer holds writes that the origin does not have yet", "the next gateway knows of it"),
+            Clue(
+                LOG,
+                "the write-back buffer holds writes that the origin does not have yet",
+                "the next gateway knows of it",
+            ),
         ),
     ),
     Incident(
