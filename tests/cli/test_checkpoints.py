@@ -90,7 +90,7 @@ def test_checkpoints_are_shown_page_by_page() -> None:
         ]
 
 
-@pytest.mark.parametrize("width", [30, 50, 60, 80])
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
 def test_on_a_narrow_terminal_columns_follow_on_lines_of_their_own(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is needed least leaves first; nothing is left out, and no line is wider than the terminal."""
     monkeypatch.setattr(checkpoints_command, "terminal_width", lambda: width)
