@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,12 +28,20 @@ class _RateColumn(ProgressColumn):
         return Text("" if speed is None else f"{size_text(speed)}/s", style="progress.data.speed")
 
 
+class _LeftColumn(TimeRemainingColumn):
+    """What the gateway expects, where it says so: it has been at it for longer than anybody has looked."""
+
+    def render(self, task: Task) -> Text:
+        seconds = task.fields.get("seconds_left")
+        if seconds is None:
+            return super().render(task)
+        return Text(str(timedelta(seconds=round(seconds))), style="progress.remaining")
+
+
 def bytes_progress(*, quiet: bool) -> Progress:
     """Of work whose bytes are known."""
     moved = DownloadColumn(binary_units=True)
-    return _progress(
-        TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), TimeRemainingColumn(), quiet=quiet
-    )
+    return _progress(TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), _LeftColumn(), quiet=quiet)
 
 
 def listing_progress(*, quiet: bool) -> Progress:
