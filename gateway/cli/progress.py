@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -28,20 +26,12 @@ class _RateColumn(ProgressColumn):
         return Text("" if speed is None else f"{size_text(speed)}/s", style="progress.data.speed")
 
 
-class _LeftColumn(TimeRemainingColumn):
-    """What the gateway expects, where it says so: it has been at it for longer than anybody has looked."""
-
-    def render(self, task: Task) -> Text:
-        seconds = task.fields.get("seconds_left")
-        if seconds is None:
-            return super().render(task)
-        return Text(str(timedelta(seconds=round(seconds))), style="progress.remaining")
-
-
 def bytes_progress(*, quiet: bool) -> Progress:
     """Of work whose bytes are known."""
     moved = DownloadColumn(binary_units=True)
-    return _progress(TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), _LeftColumn(), quiet=quiet)
+    return _progress(
+        TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), TimeRemainingColumn(), quiet=quiet
+    )
 
 
 def listing_progress(*, quiet: bool) -> Progress:
