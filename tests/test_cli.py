@@ -221,6 +221,19 @@ def test_status_works_in_the_shell_of_a_job() -> None:
     assert "no gateway answers at http://127.0.0.1:1" in result.stderr
 
 
+def test_a_mistake_in_the_file_does_not_keep_a_running_gateway_from_being_asked(tmp_path: Path) -> None:
+    """It runs with the settings from before. A mistake in [admin], where its address is, is told as ever."""
+    file = tmp_path / "forebay.toml"
+    file.write_text('[admin]\nport = 1\n[cache]\ncapacity = "10Gigs"\n')
+    result = forebay("status", "--config", str(file))
+    assert "no gateway answers at http://127.0.0.1:1" in result.stderr
+    assert f"{file} has a setting that is not allowed" in result.stderr
+    file.write_text("[admin]\nport = 70000\n")
+    result = forebay("status", "--config", str(file))
+    assert (result.exit_code, "admin.port = 70000" in result.stderr) == (1, True)
+    assert "no gateway answers" not in result.stderr
+
+
 def test_status_shows_a_running_gateway() -> None:
     """As a table and as JSON; with the token from the environment where one is needed."""
     admin: dict[str, Any] = {"port": 0}

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, printable
-from gateway.cli.tables import fitted
+from gateway.cli.tables import NOTHING, fitted, folded, terminal_width
 from gateway.control.formatting import counted, size_text
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ def checkpoints(
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
     found = _all(admin_client(admin_url, config), {"prefix": prefix} | ({"state": state} if state is not None else {}))
-    count = 0
+    count, shown = 0, _shown(terminal_width())
     for one in islice(found, limit or None):
         if json:
             sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
             continue
         if not count:
-            typer.echo(_HEAD)
+            typer.echo(_line({name: name for name in shown}, shown))
         count += 1
-        for line in _lines(one):
+        for line in _lines(one, shown):
             typer.echo(line)
     if not json:
         typer.echo(counted(count, "checkpoint"), err=True)
@@ -72,19 +72,48 @@ def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]
     return client.pages(_PATH, "checkpoints", asked, size=_PAGE)
 
 
-_HEAD = f"  {'state':12} {'files':>6} {'size':>10} {'ranks':>5} {'save':>8} {'flushed':>7} {'left':>8} {'exposed':>8}"
+_WIDTHS = {"state": -12, "files": 6, "size": 10, "ranks": 5, "save": 8, "flushed": 7, "left": 8, "exposed": 8}
+"""Of columns; below 0: to the left."""
+
+_LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left")
 
 
-def _lines(one: dict[str, Any]) -> Iterator[str]:
+def _shown(width: int | None) -> list[str]:
+    """The columns that a terminal has room for."""
+    shown = list(_WIDTHS)
+    for name in _LEAVE_FIRST:
+        if width is None or len(_line({}, shown)) <= width:
+            break
+        shown.remove(name)
+    return shown
+
+
+def _line(cells: dict[str, str], shown: Sequence[str]) -> str:
+    widths = {name: _WIDTHS[name] for name in shown}
+    return "  " + " ".join(
+        f"{cells.get(name, ''):{'<' if wide < 0 else '>'}{abs(wide)}}" for name, wide in widths.items()
+    )
+
+
+def _lines(one: dict[str, Any], shown: Sequence[str]) -> Iterator[str]:
     """The name has a line of its own, so that what is said of it is within 80 columns."""
     yield fitted(printable(f"s3://{one['bucket']}/{one['prefix']}"))
     whole_bytes = one["bytes"] or int(one["state"] != "durable")
-    flushed = _share(one["bytes_flushed"], whole_bytes)
-    yield (
-        f"  {one['state']:12} {one['files']:>6} {size_text(one['bytes']):>10} {one['ranks'] or '-':>5} "
-        f"{_time(one['save_seconds']):>8} {flushed:>7} {_time(one['flush_seconds_left']):>8} "
-        f"{_time(one['exposed_seconds']):>8}"
-    )
+    cells = {
+        "state": one["state"],
+        "files": str(one["files"]),
+        "size": size_text(one["bytes"]),
+        "ranks": str(one["ranks"] or NOTHING),
+        "save": _time(one["save_seconds"]),
+        "flushed": _share(one["bytes_flushed"], whole_bytes),
+        "left": _time(one["flush_seconds_left"]),
+        "exposed": _time(one["exposed_seconds"]),
+    }
+    yield _line(cells, shown)
+    if (width := terminal_width()) is not None:
+        yield from folded(
+            [f"{name}: {cells[name]}" for name in cells if name not in shown and cells[name] != NOTHING], width
+        )
     missing = _missing(one["missing"])
     if missing:
         yield f"  missing: {printable(missing)}"

@@ -52,7 +52,7 @@ app = typer.Typer(
     help="S3-compatible caching gateway for AI training.",
     epilog=examples(
         "forebay serve --origin https://s3.us-east-1.amazonaws.com",
-        "AWS_ENDPOINT_URL=http://127.0.0.1:9000 aws s3 ls s3://train/",
+        "AWS_ENDPOINT_URL_S3=http://127.0.0.1:9000 aws s3 ls s3://train/",
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

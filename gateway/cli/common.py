@@ -125,8 +125,27 @@ def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str 
     """Where the admin port is, and its token."""
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
         return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN")
-    settings = load(config, as_a_client(os.environ)).settings
+    settings = _settings_of_admin(config)
     return admin_url or _admin_url(settings), _token(settings)
+
+
+def _settings_of_admin(config: Path | None) -> Settings:
+    """A mistake elsewhere in the file does not matter: the gateway runs with the settings it has, and can be asked."""
+    environment = as_a_client(os.environ)
+    try:
+        return load_settings(config, environment).settings
+    except SettingsError as error:
+        try:
+            found = load_settings(config, environment, only="admin").settings
+        except SettingsError:
+            report_problems(error, as_json=False)
+            raise typer.Exit(1) from None
+        count = len(error.problems)
+        told = "a setting that is not allowed" if count == 1 else f"{count} settings that are not allowed"
+        typer.echo(
+            f"forebay: {printable(str(config))} has {told}, as forebay check-config says; [admin] is read", err=True
+        )
+        return found
 
 
 def _admin_url(settings: Settings) -> str:

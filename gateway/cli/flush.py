@@ -211,7 +211,7 @@ _PROBLEMS = (
     Column("failures", right=True, rank=1),
     Column("since", right=True, rank=2),
     Column("object", shortened=True),
-    Column("reason", shortened=True),
+    Column("reason", shortened=True, rank=4),
 )
 
 

@@ -152,14 +152,22 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
     ]
     tables = [one for one in tables if one[2]]
     room = height - len(lines)
+    without: list[str] = []
+    # An empty line, a head, a row, and how many more there are: with less room a table says nothing.
+    while tables and sum(min(4, len(rows) + 2) for _, _, rows in tables) > room - bool(without):
+        name, _, rows = tables.pop()
+        without.insert(0, f"{len(rows)} {name}")
+    room -= bool(without)
     for left, (name, columns, rows) in zip(range(len(tables), 0, -1), tables, strict=True):
         # An empty line and a head besides the rows; tables that need less leave their room to the others.
-        shown = max(1, min(len(rows), room // left - 2))
+        shown = min(len(rows), max(2, room // left - 2))
         found = [("", ""), *table_lines(columns, rows[:shown], width, fold=False, comfortable=_COMFORTABLE)]
         if shown < len(rows):
             found[-1] = (f"… and {len(rows) - shown + 1} more {name}", "dim")
         lines += found
         room -= len(found)
+    if without:
+        lines.append((cut(f"… no room for {', '.join(without)}", width), "dim"))
     return lines[:height]
 
 

@@ -270,7 +270,7 @@ _OBJECTS = (
     Column("sent", right=True, rank=2),
     Column("failures", right=True, rank=3),
     Column("object", shortened=True),
-    Column("reason", shortened=True),
+    Column("reason", shortened=True, rank=4),
 )
 _UPLOADS = (
     Column("age", right=True),

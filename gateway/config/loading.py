@@ -39,13 +39,17 @@ def load_settings(
     *,
     more_slots: Sequence[Mapping[str, object]] = (),
     running: Settings | None = None,
+    only: str | None = None,
 ) -> LoadedSettings:
     """Read `path` (None: no file), let `environment` override it, add `more_slots`, check everything.
 
+    With `only`, that table of the file alone is looked at: for who needs no other.
     What is omitted and depends on the machine is taken from `running`, where there is such, so that it stays the same.
     Raises SettingsError with all problems found.
     """
     document = read_document(path) if path is not None else {}
+    if only is not None:
+        document = {name: table for name, table in document.items() if name == only}
     in_file = list(_keys(document))
     warnings, sources = merge_environment(document, environment)
     for key in in_file:

@@ -165,5 +165,5 @@ Next:
        export AWS_ENDPOINT_URL_S3=http://127.0.0.1:9000
   3. Read something twice, and look at what happened:
        aws s3 cp s3://YOUR-BUCKET/SOME-OBJECT - | wc -c
-       curl -s http://127.0.0.1:9001/metrics | grep forebay_
+       {command} requests
 README.md shows the ten lines of configuration that the figures above come from."""

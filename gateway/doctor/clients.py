@@ -30,8 +30,8 @@ def clients(settings: Settings, environment: Mapping[str, str]) -> Iterator[Find
     elif not endpoint:
         yield note(
             AREA,
-            "AWS_ENDPOINT_URL is not set: SDKs in this shell go past the gateway",
-            f"export AWS_ENDPOINT_URL={gateway}",
+            "AWS_ENDPOINT_URL_S3 is not set: SDKs in this shell go past the gateway",
+            f"export AWS_ENDPOINT_URL_S3={gateway}",
         )
     elif _is_same(endpoint, gateway):
         yield ok(AREA, f"{variable} names the gateway: {gateway}")
@@ -39,13 +39,13 @@ def clients(settings: Settings, environment: Mapping[str, str]) -> Iterator[Find
         yield note(
             AREA,
             f"{variable} names the origin: right for the gateway itself, and past it for jobs",
-            f"in the shell of jobs: export AWS_ENDPOINT_URL={gateway}",
+            f"in the shell of jobs: export AWS_ENDPOINT_URL_S3={gateway}",
         )
     else:
         yield warning(
             AREA,
             f"{variable} names {_harmless(endpoint)}, and the gateway is at {gateway}",
-            f"export AWS_ENDPOINT_URL={gateway}",
+            f"export AWS_ENDPOINT_URL_S3={gateway}",
         )
     yield from _proxies(host, environment)
 

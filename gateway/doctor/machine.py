@@ -15,7 +15,7 @@ from pathlib import Path
 from gateway.config import Settings
 from gateway.config.buffers import file_system_kind
 from gateway.config.defaults import disk_usage
-from gateway.config.units import format_size
+from gateway.control.formatting import size_text
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.serve.preparation import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.serve.reloading import slots_max
@@ -86,16 +86,11 @@ def _room(directory: Path) -> Iterator[Finding]:
     if usage is None:
         yield error(DISK, f"the file system of {directory} cannot be measured", "see dmesg, and what is mounted there")
         return
-    found = f"{_rounded(usage.free)} of {_rounded(usage.total)} free"
+    found = f"{size_text(usage.free)} of {size_text(usage.total)} free"
     if usage.free < _FREE_SHARE_MIN * usage.total:
         yield warning(DISK, f"{found}: nearly full", "make room, or make cache.capacity smaller")
     else:
         yield ok(DISK, found)
-
-
-def _rounded(size_bytes: int) -> str:
-    unit = 2**30 if size_bytes >= 2**30 else 2**20
-    return format_size(size_bytes - size_bytes % unit)
 
 
 def _sync_speed(settings: Settings, directory: Path) -> Finding:
@@ -148,12 +143,12 @@ def _memory(settings: Settings) -> Finding:
     limit = _group_limit("memory.max", _whole)
     if limit is None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return ok(LIMITS, f"{_rounded(total)} of memory, and no limit of this group of processes")
-    found = f"{_rounded(int(limit))} of memory at most for this group of processes, the page cache included"
+        return ok(LIMITS, f"{size_text(total)} of memory, and no limit of this group of processes")
+    found = f"{size_text(int(limit))} of memory at most for this group of processes, the page cache included"
     if limit < needed:
         return warning(
             LIMITS,
-            f"{found}: {processes} processes may take {_rounded(needed)}",
+            f"{found}: {processes} processes may take {size_text(needed)}",
             "raise the limit, or lower server.workers",
         )
     return ok(LIMITS, found)
@@ -182,11 +177,11 @@ def _shared_memory(settings: Settings) -> Finding:
     if free < needed:
         return warning(
             LIMITS,
-            f"{SHARED_MEMORY} has {_rounded(free)}: metrics and locks need {_rounded(needed + 2**20)}, and lie on the "
-            "disk otherwise, where they wait for it",
+            f"{SHARED_MEMORY} has {size_text(free)}: metrics and locks need {size_text(needed + 2**20)}, and lie on "
+            "the disk otherwise, where they wait for it",
             "mount a larger one: --shm-size of docker, an emptyDir with medium: Memory in Kubernetes",
         )
-    return ok(LIMITS, f"{SHARED_MEMORY} has {_rounded(free)} free")
+    return ok(LIMITS, f"{SHARED_MEMORY} has {size_text(free)} free")
 
 
 def _whole(text: str) -> float | None:

@@ -108,7 +108,7 @@ async def origin(
                 f"{len(named) - _PLACES_MAX} more prefixes were not checked",
                 "give a --config with fewer slots",
             )
-        written = [place.name for place in named if place.is_written]
+        written = [place for place in named if place.is_written]
         if tested is not None:
             async with aclosing(write_test(probe, tested)) as of_test:
                 async for finding_of_test in of_test:
@@ -116,8 +116,9 @@ async def origin(
         elif written:
             yield note(
                 RIGHTS,
-                f"writes were not tried (put, delete, multipart, conditions): {', '.join(written[:3])} needs them",
-                "forebay doctor --write-test s3://BUCKET/PREFIX/ writes a small object there, and deletes it",
+                f"writes were not tried (put, delete, multipart, conditions): "
+                f"{', '.join(place.name for place in written[:3])} needs them",
+                f"forebay doctor --write-test {written[0].prefix} writes a small object there, and deletes it",
             )
 
 

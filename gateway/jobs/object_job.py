@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.errors import NoSuchSnapshot, OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
+from gateway.errors import (
+    ForebayError,
+    NoSuchSnapshot,
+    OriginAnswered,
+    OriginError,
+    PinRefused,
+    SnapshotError,
+    StoreUnavailable,
+)
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.listing import list_pages
@@ -142,7 +150,7 @@ class ObjectJob:
             else:
                 await self._warm(entry)
         except (OriginError, SnapshotError) as error:
-            self.job = self.job.failed_with(f"{entry.key}: {_said(error)}")
+            self.job = self.job.failed_with(f"{entry.key}: {failure_text(error)}")
         else:
             self.job = replace(self.job, objects_done=self.job.objects_done + 1)
 
@@ -244,7 +252,8 @@ def _as_recovered(job: Job, found: Recovered) -> Job:
     )
 
 
-def _said(error: OriginError | SnapshotError) -> str:
+def failure_text(error: ForebayError) -> str:
+    """With the origin's own code, where its answer has one: `the origin answered 404 NoSuchBucket`."""
     if isinstance(error, OriginAnswered):
         return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
     return str(error)

@@ -14,7 +14,7 @@ import structlog
 from gateway.errors import ForebayError, SnapshotConflict
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind, JobState
-from gateway.jobs.object_job import ObjectJob
+from gateway.jobs.object_job import ObjectJob, failure_text
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import ManifestLines, Worklist
@@ -241,7 +241,7 @@ class Jobs:
         if error is None:
             return JobState.FAILED if run.work.job.objects_failed else JobState.DONE, None
         if isinstance(error, ForebayError):
-            return JobState.FAILED, str(error)
+            return JobState.FAILED, failure_text(error)
         _log.error("a job failed", job=run.work.job.id, exc_info=error)
         return JobState.FAILED, f"{type(error).__name__}: see the log"
 

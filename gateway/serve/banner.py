@@ -11,6 +11,7 @@ from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.signers import signers
 from gateway.config.units import format_size
+from gateway.control.formatting import size_text
 from gateway.logs import is_console
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
@@ -50,7 +51,7 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
         "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
         **({"buckets": differing} if (differing := _differing(settings)) else {}),
         "callers": _callers(settings),
-        "cache": f"{cache.directory}: up to {format_size(cache.capacity_bytes)}, {lasting}",
+        "cache": f"{cache.directory}: up to {size_text(cache.capacity_bytes)}, {lasting}",
         "workers": str(settings.server.workers),
         "slots": [*slots, "all else: read-write, strict, write through"],
     }

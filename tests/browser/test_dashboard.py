@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 pytestmark = pytest.mark.browser
@@ -164,3 +165,200 @@ def test_the_page_asks_for_the_token_and_outlives_the_gateway(browser: Any, orig
         page.unroute("**/api/**")
         page.wait_for_selector("#trouble", state="hidden", timeout=15_000)
         page.close()
+
+
+@pytest.fixture
+def writing_back(tmp_path: Path) -> Iterator[tuple[StrictOrigin, GatewayProcess]]:
+    """An origin of its own, which tests stop and make slow, and a gateway that writes back what is under back/."""
+    with StrictOrigin() as origin:
+        origin.model.create_bucket("bucket")
+        slots = [
+            {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "consistency": "ttl"},
+            {"name": "data", "prefix": "s3://bucket/data/", "consistency": "immutable", "read_bandwidth": "64KiB/s"},
+        ]
+        tables = {"cache": {"directory": str(tmp_path / "cache"), "persistent": True}, "slots": slots}
+        with gateway_of(origin, **tables) as gateway:
+            client = client_of(gateway)
+            client.put_object(Bucket="bucket", Key="back/first", Body=b"tells what the bucket's ETags are")
+            yield origin, gateway
+
+
+def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[StrictOrigin, GatewayProcess]) -> None:
+    """Others have written the keys before the flush. At the width of a phone, with the keyboard alone, each way."""
+    origin, gateway = writing_back
+    client = client_of(gateway)
+    origin.stop()
+    for key in ("back/ours", "back/theirs"):
+        client.put_object(Bucket="bucket", Key=key, Body=b"ours")
+        origin.model.put("bucket", key, b"theirs")
+    origin.start()
+    page, errors = opened(browser, gateway, viewport={"width": 360, "height": 740}, color_scheme="dark")
+    page.wait_for_selector(".tile.alert >> text=writes that need you", timeout=30_000)
+    rows = page.locator("#unflushed tr", has_text="conflict")
+    expect_count(rows, 2)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+    rows.filter(has_text="s3://bucket/back/ours").locator("button").focus()
+    page.keyboard.press("Enter")
+    assert "overwrites what the origin has under s3://bucket/back/ours" in page.inner_text("#dialog .what.danger")
+    drawn = page.inner_text("#unflushed")
+    wait_until(lambda: page.inner_text("#unflushed") != drawn)  # the button is another one now
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#dialog", state="hidden")
+    expect_count(rows, 2)  # a dialog that is left decides nothing
+    assert content(origin, "back/ours") == b"theirs"
+    page.keyboard.press("Enter")  # the focus is where it was
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Decide"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dialog .outcome.good >> text=keep-ours")
+    expect_count(rows, 1)
+    page.keyboard.press("Escape")
+    page.wait_for_function(
+        "document.activeElement.querySelector('#unflushed') !== null && document.activeElement !== document.body"
+    )
+    wait_until(lambda: content(origin, "back/ours") == b"ours")
+
+    rows.filter(has_text="s3://bucket/back/theirs").locator("button").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowDown")
+    assert "is given up for good" in page.inner_text("#dialog .what.danger")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dialog .outcome.good >> text=keep-theirs")
+    page.keyboard.press("Escape")
+    expect_count(rows, 0)
+    page.wait_for_selector(".tile.alert", state="detached")
+    assert client.get_object(Bucket="bucket", Key="back/theirs")["Body"].read() == b"theirs"
+    assert content(origin, "back/theirs") == b"theirs"
+    assert errors == []
+    page.close()
+
+
+def test_an_open_upload_is_aborted_with_the_page(
+    browser: Any, writing_back: tuple[StrictOrigin, GatewayProcess]
+) -> None:
+    """The client that goes on with it is told; the bucket has neither object nor upload."""
+    origin, gateway = writing_back
+    client = client_of(gateway)
+    name = {"Bucket": "bucket", "Key": "back/open"}
+    upload = client.create_multipart_upload(**name)["UploadId"]
+    part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=bytes(5 << 20))
+    page, errors = opened(browser, gateway)
+    row = page.locator("#unflushed tr", has_text="s3://bucket/back/open")
+    row.locator("text=1 part, 5.0 MiB").wait_for()
+    row.locator("button").click()
+    assert "is deleted: 1 part, 5.0 MiB." in page.inner_text("#dialog .what")
+    page.click("#dialog button.danger")
+    page.wait_for_selector("#dialog .outcome.good >> text=is aborted")
+    page.keyboard.press("Escape")
+    row.wait_for(state="detached")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    with pytest.raises(client.exceptions.ClientError, match="NoSuchUpload"):
+        client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+    assert client_of(gateway).list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
+    wait_until(lambda: not origin.model.buckets["bucket"].uploads)
+    assert errors == []
+    page.close()
+
+
+def test_a_running_job_is_aborted_and_pins_come_and_go_with_the_page(
+    browser: Any, writing_back: tuple[StrictOrigin, GatewayProcess]
+) -> None:
+    """A warm job that would take minutes ends; a pin that has begun is listed, and taken away with its button."""
+    origin, gateway = writing_back
+    for i in range(20):
+        origin.model.put("bucket", f"data/{i:02}", os.urandom(1 << 20))
+    page, errors = opened(browser, gateway)
+    act(page, "warm", "s3://bucket/data/", "Warming has begun")
+    row = page.locator("#jobs tr", has_text="warm s3://bucket/data/")
+    row.locator("text=of 20 objects").wait_for()
+    row.locator("button").click()
+    assert "What it has done stays done" in page.inner_text("#dialog .what")
+    page.click("#dialog button.danger")
+    page.wait_for_selector("#dialog .outcome.good >> text=is cancelled")
+    page.keyboard.press("Escape")
+    row.locator(".tag.warn >> text=cancelled").wait_for()
+    assert row.locator("button").count() == 0
+
+    act(page, "pin", "s3://bucket/back/", "Pinning has begun")
+    pin = page.locator("#pins tr", has_text="s3://bucket/back/")
+    pin.locator("button").click()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dialog .outcome.good >> text=Unpinned")
+    page.keyboard.press("Escape")
+    pin.wait_for(state="detached")
+    assert errors == []
+    page.close()
+
+
+def test_writes_are_flushed_with_the_button_of_their_slot(
+    browser: Any, writing_back: tuple[StrictOrigin, GatewayProcess]
+) -> None:
+    """What failed while the bucket was away goes at once, and the page says that nothing is left."""
+    origin, gateway = writing_back
+    origin.stop()
+    client_of(gateway).put_object(Bucket="bucket", Key="back/late", Body=b"late")
+    page, errors = opened(browser, gateway)
+    page.wait_for_selector("#unflushed >> text=1 object (4 B)")
+    origin.start()
+    page.click("#unflushed button[data-key='flush back']")
+    assert page.input_value("#dialog input[name=prefix]") == "s3://bucket/back/"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dialog .outcome.good")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#unflushed >> text=0 objects (0 B)")
+    assert content(origin, "back/late") == b"late"
+    assert errors == []
+    page.close()
+
+
+def client_of(gateway: GatewayProcess) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=gateway.s3_url,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY_ID,
+        aws_secret_access_key=SECRET_ACCESS_KEY,
+    )
+
+
+def opened(browser: Any, gateway: GatewayProcess, **options: Any) -> tuple[Any, list[str]]:
+    """A page with the first figures, and what it complains of, which grows."""
+    page = browser.new_page(**options)
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(gateway.admin_url)
+    page.wait_for_selector(".tile b")
+    return page, errors
+
+
+def act(page: Any, action: str, prefix: str, outcome: str) -> None:
+    """By "Actions…", as far as the outcome."""
+    page.click("#start")
+    page.select_option("select[name=action]", action)
+    page.fill("input[name=prefix]", prefix)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#dialog .outcome.good >> text={outcome}")
+    page.keyboard.press("Escape")
+
+
+def content(origin: StrictOrigin, key: str) -> bytes:
+    """What the bucket has, whoever wrote it."""
+    found = origin.model.buckets["bucket"].objects[key].content
+    return found.read(0, found.size_bytes)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    due = time.monotonic() + ANSWER_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < due
+        time.sleep(0.02)
+
+
+def expect_count(locator: Any, count: int) -> None:
+    """The page has asked again by then."""
+    wait_until(lambda: locator.count() == count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import orjson
@@ -9,7 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
+from gateway.cli import tables
 from tests.support.admin_double import AdminDouble, admin_double
+
+checkpoints_command = sys.modules["gateway.cli.checkpoints"]
+"""The module: the package has the command under its name."""
 
 ONE: dict[str, Any] = {
     "bucket": "b",
@@ -83,6 +88,19 @@ def test_checkpoints_are_shown_page_by_page() -> None:
             "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2F%C3%A9&limit=100",
             "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2F%C3%A9&limit=100&after=t%3D",
         ]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_on_a_narrow_terminal_columns_follow_on_lines_of_their_own(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is needed least leaves first; nothing is left out, and no line is wider than the terminal."""
+    monkeypatch.setattr(checkpoints_command, "terminal_width", lambda: width)
+    monkeypatch.setattr(tables, "terminal_width", lambda stderr=False: width)
+    with admin_double(page(ONE)) as port:
+        lines = run(port).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    for figure in ("acknowledged", "100000", "1023.0 GiB", "65536", "1:02:05", "99%", "12.3 s", "4.2 d"):
+        assert any(figure in line for line in lines), figure
+    assert ("ranks: 65536" in "\n".join(lines)) == (width < 80)
 
 
 def test_all_that_is_known_is_a_document_a_line() -> None:

@@ -136,6 +136,18 @@ def test_the_screen_has_what_matters_at_80_columns() -> None:
         assert shown in text
 
 
+def test_a_table_is_shown_with_a_row_or_not_at_all() -> None:
+    """On a small terminal what matters most has the room, and the rest is counted."""
+    lines = [text for text, _ in screen(figures(2), [1.0], 60, 20)]
+    head = next(place for place, text in enumerate(lines) if text.startswith("slot "))
+    assert [text.split()[0] for text in lines[head + 1 : head + 3]] == ["slot-0", "slot-1"]
+    assert lines[-1] == "… no room for 3 checkpoints, 4 slow requests"
+    assert lines[-2] == "… and 4 more jobs"
+    for height in range(12, 40):
+        shown = [text for text, _ in screen(figures(2), [1.0], 60, height)]
+        assert not any(one == "" and other.startswith("…") for one, other in zip(shown, shown[2:], strict=False))
+
+
 def test_a_gateway_that_is_away_is_said_to_be() -> None:
     """With what was known before, and for how long."""
     known = figures(1)

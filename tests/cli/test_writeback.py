@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
+from gateway.cli import tables
 from tests.support.admin_double import AdminDouble, admin_double
 
 OBJECT = {
@@ -89,6 +90,19 @@ def test_a_list_is_all_pages() -> None:
         assert [orjson.loads(line)["key"] for line in run(port, "list", "--json").stdout.splitlines()] == ["k\n"]
         run(port, "list", "--problems")
         assert "problems=true" in port.asked[-2][1]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_reason_is_whole_on_a_small_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what somebody has to know to decide: it has a line of its own where the table has no room."""
+    monkeypatch.setattr(tables, "terminal_width", lambda stderr=False: width)
+    reason = "others have changed the object at the origin"
+    with admin_double(
+        page([OBJECT | {"key": f"run/{'k' * 80}", "state": "conflict", "reason": reason}]), NONE_OPEN
+    ) as port:
+        lines = run(port, "list").stdout.splitlines()
+    assert any(line.endswith(f"reason: {reason}") for line in lines)
+    assert max(map(len, lines)) <= width
 
 
 def test_a_list_names_open_uploads() -> None:

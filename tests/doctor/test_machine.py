@@ -88,8 +88,8 @@ def test_limits_of_the_control_group_count(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "memory.max").write_text("104857600\n")
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
-    found = {one.found.split(" ")[0]: one for one in machine.limits(settings(tmp_path))}
-    assert found["100MiB"].level is Level.WARNING
+    found = {one.found.partition(" of ")[0].split(" processor")[0]: one for one in machine.limits(settings(tmp_path))}
+    assert found["100.0 MiB"].level is Level.WARNING
     assert found["0.5"].level is Level.WARNING
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "cpu.max").write_text("max 100000\n")
@@ -99,7 +99,7 @@ def test_limits_of_the_control_group_count(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("environment", "level", "words"),
     [
-        ({}, Level.NOTE, "AWS_ENDPOINT_URL is not set"),
+        ({}, Level.NOTE, "AWS_ENDPOINT_URL_S3 is not set"),
         ({"AWS_ENDPOINT_URL": "http://localhost:9000/"}, Level.OK, "names the gateway"),
         ({"AWS_ENDPOINT_URL_S3": "http://h:1"}, Level.NOTE, "AWS_ENDPOINT_URL_S3 names the origin"),
         ({"AWS_ENDPOINT_URL": "http://elsewhere:9000"}, Level.WARNING, "names http://elsewhere:9000"),

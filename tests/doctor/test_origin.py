@@ -17,9 +17,9 @@ from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Strict
 WHERE = Prefix("b", "doctor/")
 
 
-def settings(url: str, key: str = ACCESS_KEY_ID) -> Settings:
+def settings(url: str, key: str = ACCESS_KEY_ID, mode: str = "read-only") -> Settings:
     main = {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": SECRET_ACCESS_KEY}
-    slot = SlotSettings(name="data", prefix="s3://b/data/", mode="read-only")
+    slot = SlotSettings.model_validate({"name": "data", "prefix": "s3://b/data/", "mode": mode})
     return Settings(origin=OriginSettings.model_validate(main), slots=[slot])
 
 
@@ -50,6 +50,16 @@ def test_reading_is_tried_and_nothing_else(home: StrictOrigin) -> None:
         assert {one.level for one in findings} == {Level.OK}, findings
         assert lines(findings, "rights") == ["ok: s3://b/data/ (slot data): list, head and get work"]
         assert any("a HEAD takes" in line and "median of 7" in line for line in lines(findings, "origin"))
+        assert {line.split(b" ")[0] for line in home.request_lines} <= {b"GET", b"HEAD"}
+
+
+def test_a_slot_that_is_written_is_named_for_the_write_test(home: StrictOrigin) -> None:
+    """What is to be typed can be copied."""
+    with home:
+        findings = found(settings(home.endpoint_url, mode="read-write"))
+        [note] = [one for one in findings if one.level is Level.NOTE]
+        assert note.found.endswith("slot data needs them")
+        assert note.advice.startswith("forebay doctor --write-test s3://b/data/ writes")
         assert {line.split(b" ")[0] for line in home.request_lines} <= {b"GET", b"HEAD"}
 
 

@@ -67,7 +67,7 @@ def test_it_says_what_it_serves() -> None:
     assert said["origin"] == f"{origin.endpoint_url}, region eu-west-1"
     assert said["own_key"] == f"{ACCESS_KEY_ID}, from the configuration"
     assert said["callers"] == "whoever signs with the gateway's own key"
-    assert said["cache"] == f"{gateway.directory}: up to 64MiB, may be lost with the machine"
+    assert said["cache"] == f"{gateway.directory}: up to 64.0 MiB, may be lost with the machine"
     assert said["workers"] == "2"
     assert said["slots"][0] == "imagenet: s3://train/imagenet/ read-only, ttl, write through"
     assert said["warnings"] == []

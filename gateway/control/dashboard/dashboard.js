@@ -310,7 +310,7 @@ function drawUnflushed(overview, now) {
   if (!pending) return show("unflushed", empty("The cache directory is not open, or its buffer cannot be read."));
   const slots = pending.slots.map((one) => {
     const wrong = [one.conflicts ? counted(one.conflicts, "conflict") : null, one.damaged ? `${one.damaged} damaged` : null, one.failing ? `${one.failing} failing` : null].filter(Boolean);
-    return h("div", { class: "missing" }, h("b", {}, one.slot),
+    return h("div", { class: "missing waiting" }, h("b", {}, one.slot),
       h("div", {}, one.buffer_bytes ? bar([[one.staged_bytes / one.buffer_bytes, ""]], [], `${bytes(one.staged_bytes)} of a buffer of ${bytes(one.buffer_bytes)}`) : null,
         h("span", { class: "note" }, [`${bytes(one.staged_bytes)}${one.buffer_bytes ? ` of ${bytes(one.buffer_bytes)}` : ""} in the buffer`, counted(one.objects, "object") + ` (${bytes(one.bytes)})`, one.oldest_acknowledged_at ? `the oldest for ${ago(one.oldest_acknowledged_at, now)}` : null, one.open_uploads ? counted(one.open_uploads, "open upload") : null, one.local_objects ? `${counted(one.local_objects, "object")} kept here only` : null, one.reason].filter(Boolean).join(", ")),
         wrong.length ? h("div", { class: "tags" }, wrong.map((text) => tag(text, "bad"))) : null),
@@ -384,6 +384,8 @@ function drawGateway(status, now) {
 
 const dialog = byId("dialog");
 let onSubmit = () => {};
+let opener = null;
+let openerCard = null;
 byId("dialog-form").addEventListener("submit", (event) => { event.preventDefault(); onSubmit(); });
 
 function openDialog(title, body, buttons, submit) {
@@ -391,8 +393,18 @@ function openDialog(title, body, buttons, submit) {
   byId("dialog-body").replaceChildren(...body);
   byId("dialog-buttons").replaceChildren(...buttons);
   onSubmit = submit;
-  if (!dialog.open) dialog.showModal();
+  if (dialog.open) return;
+  opener = document.activeElement;
+  openerCard = opener.closest(".card");
+  dialog.showModal();
 }
+dialog.addEventListener("close", () => {
+  // The button may have been drawn anew meanwhile, or its row may be gone: the focus stays in the card all the same.
+  if (!openerCard || opener.isConnected) return;
+  const again = [...openerCard.querySelectorAll("[data-key]")].find((one) => one.dataset.key === opener.dataset.key);
+  if (!again) openerCard.tabIndex = -1;
+  (again ?? openerCard).focus();
+});
 function say(text) {
   const line = h("p", {}, text);
   byId("said").append(line);
@@ -465,7 +477,7 @@ function resolveAction(one, name) {
 }
 function abortAction(one) {
   const name = `s3://${one.bucket}/${one.key}`;
-  confirm("Abort an open upload", [], () => `The upload of ${name} ends here and at the origin: its ${counted(one.parts, "part")} (${bytes(one.bytes)}) are deleted. A client that goes on with it is answered NoSuchUpload.`, "Abort the upload", async () => {
+  confirm("Abort an open upload", [], () => `The upload of ${name} ends here and at the origin. What it has sent so far is deleted: ${counted(one.parts, "part")}, ${bytes(one.bytes)}. A client that goes on with it is answered NoSuchUpload.`, "Abort the upload", async () => {
     const answer = await call("api/v1/writeback/abort", "POST", { upload_ids: [one.upload_id] });
     return answer.aborted.length ? `The upload of ${name} is aborted.` : `The upload of ${name} was not open any more.`;
   }, true);
