@@ -335,7 +335,7 @@ def test_keys_change_while_it_runs_and_homes_do_not(main: StrictOrigin, far: Str
         slot = {"prefix": "s3://near/x/", "origin_credentials": "nobody"}
         answer = admin.put("x", slot)
         assert answer.status_code == 409
-        assert "the name of one of [[origin_credentials]]" in answer.text
+        assert "no [[origin_credentials]] have this name" in answer.text
         admin.reload({"buckets": [{"name": "far", "endpoint_url": main.endpoint_url}]}, gateway)
         assert "where the bucket 'far' is" in admin.gateway["settings_problem"]
         client.head_object(Bucket="far", Key="a")
