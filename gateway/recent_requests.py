@@ -47,7 +47,7 @@ NAME_BYTES_MAX = 200
 ROW_BYTES = 2048
 
 _NAME = "recent-requests-"
-_MINUTE_SECONDS = 60
+MINUTE_SECONDS = 60
 _MINUTES = MINUTES_SHOWN + 2
 """One more than can be shown, so that no row is written over that is shown still."""
 
@@ -136,7 +136,7 @@ class RecentRequests:
         """Only requests that took longer are among the slowest of this minute. Whoever looks at it calls `look` now and
         then."""
 
-        self._minute = -1
+        self.minute = -1
         self._slowest: list[tuple[float, int]] = []
         """A heap of how long those of this minute took, with their rows."""
 
@@ -151,8 +151,8 @@ class RecentRequests:
 
     def look(self) -> None:
         """Notice that another minute has begun: what is slow in it is not known yet."""
-        if self._minute >= 0 and int(self._wall()) // _MINUTE_SECONDS != self._minute:
-            self._minute, self.slow_seconds = -1, -1.0
+        if self.minute >= 0 and int(self._wall()) // MINUTE_SECONDS != self.minute:
+            self.minute, self.slow_seconds = -1, -1.0
 
     def is_kept(self, status: str, seconds: float) -> bool:
         """Whether `add` keeps a request that ended so."""
@@ -191,8 +191,8 @@ class RecentRequests:
         )
 
     def _add_slow(self, seconds: float, document: Mapping[str, Any]) -> None:
-        minute = int(document["at"]) // _MINUTE_SECONDS
-        if minute != self._minute:
+        minute = int(document["at"]) // MINUTE_SECONDS
+        if minute != self.minute:
             self._begin(minute)
         if seconds <= self.slow_seconds:  # a process before this one has had slower ones in this minute
             return
@@ -210,7 +210,7 @@ class RecentRequests:
         """Go on with what a process before this one has kept of a minute."""
         first = _SLOWEST + minute % _MINUTES * SLOWEST_ROWS
         rows = [(row, _read(self._map, row)) for row in range(first, first + SLOWEST_ROWS)]
-        self._minute = minute
+        self.minute = minute
         self._slowest = [(found[1]["seconds"], row) for row, found in rows if found is not None and found[0] == minute]
         heapify(self._slowest)
         self.slow_seconds = -1.0
@@ -297,7 +297,7 @@ def recent_requests(directory: Path, limit: int, now: float) -> dict[str, list[d
             continue
         for name, (first, rows) in _PLACES.items():
             found[name] += [process | document for _, document in _found(content, first, rows)]
-    since = now - MINUTES_SHOWN * _MINUTE_SECONDS
+    since = now - MINUTES_SHOWN * MINUTE_SECONDS
     found["slowest"] = [one for one in found["slowest"] if one["at"] >= since]
     for name, kind in found.items():
         kind.sort(key=itemgetter("seconds" if name == "slowest" else "at"), reverse=True)

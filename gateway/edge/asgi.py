@@ -52,7 +52,7 @@ from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
-from gateway.recent_requests import FinishedRequest, RecentRequests
+from gateway.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
@@ -533,8 +533,10 @@ class S3App:
         if record.reason is not None:
             self.observer.missed(record.operation, record.slot, record.reason)
         recent, access = self.recent, self.access
-        recent.look()
-        if access is not None or record.trace is not None or recent.is_kept(record.status, seconds):
+        if int(time.time()) // MINUTE_SECONDS != recent.minute:
+            recent.look()
+        may_be_kept = seconds > recent.slow_seconds or record.status[:1] != "2"
+        if access is not None or record.trace is not None or may_be_kept:
             finished = _finished(record, scope, seconds, received_bytes)
             recent.add(finished)
             if access is not None:

@@ -55,7 +55,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefix": "s3://train/a/", "capacity": "1TiB"}, "capacity"),
     ({"prefix": "s3://train/a/", "colour": "red"}, "colour"),
     ({"prefix": "train/a/"}, "prefix"),
-    ({"prefix": "s3://train/of-the-file/"}, "unique"),
+    ({"prefix": "s3://train/of-the-file/"}, "another slot has this prefix"),
     ({"prefix": "s3://train/a/", "write": "back", "mode": "read-only"}, "write"),
     ({"mode": "read-only"}, "prefix"),
     ({"prefix": "s3://train/a/", "kept_object_size": 1e300}, "slots[1].kept_object_size = 1e+300: a size such as"),

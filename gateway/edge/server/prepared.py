@@ -45,7 +45,7 @@ from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Callers
 from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
-from gateway.recent_requests import FinishedRequest, RecentRequests
+from gateway.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 from gateway.tracing import TRACE, Tracer
@@ -402,7 +402,8 @@ class PreparedRequests:
 
     def _lay(self) -> None:
         self._laying = None
-        self._recent.look()
+        if int(time.time()) // MINUTE_SECONDS != self._recent.minute:
+            self._recent.look()
         for tally in self._tallies.values():
             tally.lay()
 
