@@ -37,20 +37,27 @@ struct page {          /* as kill_points.py packs it */
 };
 
 static struct page *page;
-static char own_role[NAME_BYTES] = "supervisor";
+static char own_role[NAME_BYTES];
+static pid_t role_of; /* the process that own_role was found for: a fork has another */
 
-/* The name that a child of the gateway is started with is its last argument but for numbers. */
+/* The gateway's processes say in their title what they are; a child of another kind has its name among its arguments.
+   What has just been forked has the fork server's title for a moment. */
 static void find_role(void) {
+  static const char title[] = "forebay: ";
   char line[16384];
   int file = syscall(SYS_openat, AT_FDCWD, "/proc/self/cmdline", O_RDONLY);
   if (file < 0) return;
   ssize_t length = syscall(SYS_read, file, line, sizeof line - 1);
   syscall(SYS_close, file);
-  for (ssize_t at = 0; at < length; at += strnlen(line + at, length - at) + 1)
-    if (!strncmp(line + at, "worker", 6) || !strncmp(line + at, "background", 10)) {
-      strncpy(own_role, line + at, NAME_BYTES - 1);
-      return;
-    }
+  const char *found = "supervisor";
+  line[length > 0 ? length : 0] = 0;
+  if (!strncmp(line, title, sizeof title - 1))
+    found = line + sizeof title - 1;
+  else
+    for (ssize_t at = 0; at < length; at += strnlen(line + at, length - at) + 1)
+      if (!strncmp(line + at, "worker", 6) || !strncmp(line + at, "background", 10)) found = line + at;
+  strncpy(own_role, found, NAME_BYTES - 1);
+  role_of = strncmp(own_role, "fork server", 11) ? getpid() : 0;
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -61,7 +68,6 @@ __attribute__((constructor)) static void begin(void) {
   void *mapped = mmap(NULL, sizeof(struct page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   syscall(SYS_close, file);
   if (mapped == MAP_FAILED) return;
-  find_role();
   page = mapped;
 }
 
@@ -85,7 +91,9 @@ static int counted(const char *call, const char *object) {
 }
 
 static int is_armed(void) {
-  return page && __atomic_load_n(&page->armed, __ATOMIC_SEQ_CST) && !strncmp(own_role, page->role, strlen(page->role));
+  if (!page || !__atomic_load_n(&page->armed, __ATOMIC_SEQ_CST)) return 0;
+  if (role_of != getpid()) find_role();
+  return !strncmp(own_role, page->role, strlen(page->role));
 }
 
 static int of_path(const char *call, const char *path) {
