@@ -7,6 +7,8 @@ Label values come from small closed sets: operations, statuses, purposes; never 
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from gateway import metric_kinds
 from gateway.metric_kinds import DECLARED as DECLARED
 from gateway.metric_kinds import Counter, Gauge, Histogram
@@ -23,7 +25,7 @@ USED_BY_ALL = "default"
 _FLUSH_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0)
 """Of what may wait for the origin for hours."""
 
-FLUSH_FAILURES = (
+FailureKind = Literal[
     "unreachable",
     "credentials",
     "refused",
@@ -33,8 +35,10 @@ FLUSH_FAILURES = (
     "changed",
     "disk",
     "other",
-)
+]
 """Why an attempt to flush has failed."""
+
+FLUSH_FAILURES: tuple[FailureKind, ...] = get_args(FailureKind)
 
 BUILD_INFO = Gauge(
     "forebay_build_info",

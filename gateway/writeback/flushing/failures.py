@@ -3,22 +3,9 @@ it."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.metrics import FailureKind
 from gateway.origin.client import OWN_KEY_REFUSED
-
-FailureKind = Literal[
-    "unreachable",
-    "credentials",
-    "refused",
-    "no-bucket",
-    "slow-down",
-    "origin-error",
-    "changed",
-    "disk",
-    "other",
-]
 
 _OF_CODES: dict[str, FailureKind] = {
     "NoSuchBucket": "no-bucket",

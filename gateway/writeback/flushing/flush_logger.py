@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from gateway.clock import Clock, Moment
-from gateway.writeback.flushing.failures import FailureKind
+from gateway.metrics import FailureKind
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")

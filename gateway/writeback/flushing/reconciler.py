@@ -22,6 +22,7 @@ import structlog
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
+from gateway.metrics import FailureKind
 from gateway.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
@@ -36,7 +37,7 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
-from gateway.writeback.flushing.failures import FailureKind, kind_of_error
+from gateway.writeback.flushing.failures import kind_of_error
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, ManifestFiles

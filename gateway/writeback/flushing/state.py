@@ -23,8 +23,8 @@ from enum import Enum, auto
 from typing import Literal, TypeAlias
 
 from gateway.clock import Moment
+from gateway.metrics import FailureKind
 from gateway.s3.headers import is_of_parts, unquote
-from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured, Part, State, Write
 
 PARTS_AT_ONCE = 4
