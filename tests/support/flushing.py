@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.clock import Moment
+from gateway.metrics import FailureKind
 from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.flushing.failures import FailureKind
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal

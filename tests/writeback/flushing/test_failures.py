@@ -10,9 +10,10 @@ import pytest
 
 from gateway import metrics
 from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.metrics import FailureKind
 from gateway.origin.s3 import OwnKeyOrigin
 from gateway.s3.requests import Operation
-from gateway.writeback.flushing.failures import FailureKind, kind_of_error
+from gateway.writeback.flushing.failures import kind_of_error
 from tests.support.flushing import Buffer
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import key
