@@ -1,4 +1,4 @@
-"""What a launcher may leave to `forebay serve` with which it could not work: signals and standard streams."""
+"""What a launcher may leave to `forebay serve` with which it could not work: signals, streams, variables, a mask."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import os
 import signal
 import sys
 
+_ABOUT_THE_INTERPRETER = frozenset({"PYTHONINSPECT", "PYTHONWARNINGS"})
+"""What a training job sets for itself. The first keeps each process from ending, and has it read commands from its
+standard input; the second may make an error of what a library warns of."""
+
+_PID_OF_INIT = 1
+
 
 def put_in_order() -> None:
     """Before anything is opened and any code loaded that needs time.
 
     A blocked SIGTERM could not stop the gateway, and an ignored SIGCHLD has the kernel keep no exit status of any
-    process. SIGHUP would end the process while code is loaded: it waits until the supervisor answers to it.
+    process. SIGHUP would end the process while code is loaded: it waits until the supervisor answers to it. So do
+    SIGTERM and SIGINT in the first process of a container: the kernel drops them as long as nobody answers to them.
+    A mask under which we could not enter the directories that we make is none.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGHUP})
+    _begin_anew_without_variables()
+    held = {signal.SIGHUP}
+    if os.getpid() == _PID_OF_INIT:
+        held |= {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.umask(os.umask(0o077) & 0o077)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -25,3 +38,13 @@ def put_in_order() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _begin_anew_without_variables() -> None:
+    """The interpreter has looked at them already: the process stays the same, and begins once more."""
+    set_ones = _ABOUT_THE_INTERPRETER & os.environ.keys()
+    if not set_ones or not sys.executable:
+        return
+    for name in set_ones:
+        del os.environ[name]
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - what runs already

@@ -13,7 +13,8 @@ from gateway import metric_kinds, metrics
 from gateway.control.state import ProcessState
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
-from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
+from gateway.serve.child_process import ChildProcess, ChildSpec
+from gateway.serve.children import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import SharedFiles
 
 STEADY_SECONDS = 30.0
@@ -156,11 +157,14 @@ class ChildMonitor:
         if self._child is not None:
             await self._child.ended()
 
-    async def _start(self) -> None:
+    async def _start(self, *, counts: bool = False) -> None:
         files = await self._shared_files()
         lines = self._config_lines(files)
         self._generation = generation_of(lines)
         self._child = await self._made(files, lines)
+        if counts:
+            self._restarts += 1
+            metrics.WORKER_RESTARTS.add(1, self.name)
         self._watch = asyncio.create_task(self._end_when_hung(self._child, files), name="hang watch")
         self._changed()
         if self._stopping.is_set() or self._restarting:
@@ -208,12 +212,9 @@ class ChildMonitor:
             waiting.cancel()
 
     async def _start_again(self) -> None:
-        if not self._restarting:
-            self._restarts += 1
-            metrics.WORKER_RESTARTS.add(1, self.name)
-        self._restarting = False
+        counts, self._restarting = not self._restarting, False
         try:
-            await self._start()
+            await self._start(counts=counts)
         except StoreUnavailable as error:
             self._unusable(str(error))
         except (StartupError, OSError) as error:

@@ -1,22 +1,26 @@
-"""One child as the supervisor sees it: started, ready, ended; and how long to wait before it is started again."""
+"""One process of the gateway as the supervisor sees it: started, ready, ended."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 
+import structlog
+
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.serve.fork_server import ForkServer
+from gateway.serve.children import Child, describe_exit
+from gateway.serve.fork_server import ForkServer, ForkServerEnded
 
 READY_SECONDS = 3600.0
 """For a child that turns: it may have a large directory to look through. One that hangs is ended by the hang watch."""
 _REPORT_LINE_BYTES = 2**18
 _ABOUT_THE_START = frozenset({"ready", "failed", "unusable"})
+
+_log = structlog.get_logger("forebay.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +32,13 @@ class ChildSpec:
     shared: tuple[int, ...] = ()
 
 
-def restart_delay_seconds(deaths_in_a_row: int) -> float:
-    """Nothing after the first death, then 0.1 s doubling to 10 s."""
-    return 0.0 if deaths_in_a_row <= 1 else min(10.0, 0.1 * 2.0 ** min(deaths_in_a_row - 2, 10))
-
-
 class ChildProcess:
     """A started child."""
 
     def __init__(
         self,
         name: str,
-        process: Adopted,
+        process: Child,
         told: asyncio.WriteTransport,
         report: asyncio.StreamReader,
         ear: asyncio.ReadTransport,
@@ -57,19 +56,25 @@ class ChildProcess:
         """Make it and give it its configuration. Raises OSError when no process can be made, StartupError when its code
         cannot be loaded.
         """
-        stdin, telling = os.pipe()
-        hearing, reporting = os.pipe()
         try:
-            process_id = await forks.fork([spec.name], stdin, reporting, *spec.descriptors, kept=spec.shared)
-        except BaseException:
-            os.close(telling)
-            os.close(hearing)
-            raise
-        finally:
-            os.close(stdin)
-            os.close(reporting)
-        report, ear = await _reader(hearing)
-        child = cls(spec.name, Adopted(process_id), await _writer(telling), report, ear)
+            return await cls._start(forks, spec, config_lines)
+        except ForkServerEnded as error:  # another one is loaded: with pipes of its own, as this one may be made yet
+            _log.warning("a process is asked for again", name=spec.name, error=str(error))
+            return await cls._start(forks, spec, config_lines)
+
+    @classmethod
+    async def _start(cls, forks: ForkServer, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
+        with ExitStack() as opened:  # a process that was made ends by itself when its standard input is closed
+            stdin, telling = _pipe(opened)
+            hearing, reporting = _pipe(opened)
+            process = await forks.fork([spec.name], stdin, reporting, *spec.descriptors, kept=spec.shared)
+            report, ear = await _reader(os.dup(hearing))
+            try:
+                told = await _writer(os.dup(telling))
+            except BaseException:
+                ear.close()
+                raise
+        child = cls(spec.name, process, told, report, ear)
         child.tell(config_lines)
         return child
 
@@ -135,35 +140,12 @@ class ChildProcess:
         self._process.send_signal(number)
 
 
-class Adopted:
-    """A child that another process has forked. Exit status and signals are those of `asyncio.subprocess.Process`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        loop = asyncio.get_running_loop()
-        self._status: asyncio.Future[int] = loop.create_future()
-        threading.Thread(target=self._look, args=(loop,), name=f"wait for {pid}", daemon=True).start()
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread, as asyncio does where the kernel has no pidfd. The process stays a zombie until the loop knows:
-        no signal goes to another one that has its id by then."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        with suppress(RuntimeError):  # the loop has ended: nobody asks any more
-            loop.call_soon_threadsafe(self._reap)
-
-    def _reap(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        if not self._status.done():
-            self._status.set_result(os.waitstatus_to_exitcode(status))
-
-    async def wait(self) -> int:
-        """The exit status; negative is a signal."""
-        return await asyncio.shield(self._status)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens when it is gone."""
-        if not self._status.done():
-            os.kill(self.pid, number)
+def _pipe(opened: ExitStack) -> tuple[int, int]:
+    """Its ends are closed with `opened`."""
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _words(line: bytes) -> tuple[str, str]:
@@ -172,22 +154,21 @@ def _words(line: bytes) -> tuple[str, str]:
     return word, rest
 
 
-def describe_exit(status: int) -> str:
-    """`exit code 1`, `SIGKILL`."""
-    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
-
-
 async def _reader(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """Closes the descriptor when it fails."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_REPORT_LINE_BYTES)
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
-    )
+    with ExitStack() as undo:
+        pipe = undo.enter_context(os.fdopen(descriptor, "rb", buffering=0))
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        undo.pop_all()
     return reader, transport
 
 
 async def _writer(descriptor: int) -> asyncio.WriteTransport:
-    transport, _ = await asyncio.get_running_loop().connect_write_pipe(
-        asyncio.BaseProtocol, os.fdopen(descriptor, "wb", buffering=0)
-    )
+    """The same."""
+    with ExitStack() as undo:
+        pipe = undo.enter_context(os.fdopen(descriptor, "wb", buffering=0))
+        transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
+        undo.pop_all()
     return transport

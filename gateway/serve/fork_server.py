@@ -6,41 +6,53 @@ supervisor, which signals it and waits for it.
 
     argv: MODULE DESCRIPTOR
 
-MODULE is imported and its `load()` called. DESCRIPTOR is a socket: after `loaded` on it, each message with descriptors
-asks for a process, and is answered with its id, or with `no` and the error number.
+MODULE is imported and its `load()` called. DESCRIPTOR is a socket: after `loaded`, the version of the code, and the
+number of threads that loading has started, on it, each message with descriptors asks for a process, and is answered
+with its id, or with `no` and the error number.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import errno
 import gc
 import importlib
 import os
+import signal
 import socket
+import subprocess
 import sys
-from asyncio.subprocess import Process
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 import orjson
+import structlog
 
+import gateway
+from gateway import __version__
 from gateway.errors import StartupError
 from gateway.serve import parent_death_pipe
+from gateway.serve.children import Child, Children, describe_exit, restart_delay_seconds
 from gateway.serve.process_title import set_process_title
 
 LOADING_SECONDS = 120.0
 """For loading the code, from a disk that is slow, beside much else."""
 
-FORK_SECONDS = 30.0
+FORK_SECONDS = 10.0
 """For one process more. A fork server that is stopped or hangs is ended, and another one is started."""
+
+STEADY_SECONDS = 30.0
+"""One that lived so long was well: its death begins a new row."""
+
+_END_SECONDS = 5.0
+"""For a process that was killed to be gone. Longer takes only one that waits for a dead disk."""
 
 _ANSWER_BYTES_MAX = 64
 _REQUEST_BYTES_MAX = 64 * 1024
 _DESCRIPTORS_MAX = 200
 """The kernel passes at most 253 at a time (SCM_MAX_FD, unix(7))."""
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 # The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
 # `gateway` in the directory where the user happens to be.
@@ -48,88 +60,169 @@ _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from gateway.serve.fork_server import main; main(sys.argv[2:])"
 )
+_BOOTSTRAP_OF_ONE = (
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
+)
+
+_log = structlog.get_logger("forebay.serve")
+
+
+class ForkServerEnded(StartupError):
+    """While it was asked for a process. What it made then, if anything, ends with the pipe of its standard input."""
 
 
 class ForkServer:
     """The supervisor's end of the line to the process that forks; that one is started when it is needed first."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, children: Children) -> None:
         self._module = module
-        self._process: Process | None = None
+        self._children = children
+        self._process: Child | None = None
         self._line: socket.socket | None = None
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
-    async def fork(self, arguments: Sequence[str], stdin: int, *given: int, kept: Sequence[int] = ()) -> int:
-        """The id of a new process, a child of this one, that runs `main` of the module.
+    async def fork(self, arguments: Sequence[str], stdin: int, *given: int, kept: Sequence[int] = ()) -> Child:
+        """A new process, a child of this one, that runs `main` of the module.
 
         `main` gets `arguments` and the numbers that the descriptors `given` have there; `kept` are only held open.
-        Raises OSError when no process can be made, StartupError when the code cannot be loaded.
+        Raises OSError when no process can be made, ForkServerEnded when it may have been: it must not be asked for
+        again with the same `stdin`. StartupError when the code cannot be loaded.
         """
         async with self._turn:
+            line = await self._loaded_line()
+            request = orjson.dumps([arguments, len(given), 1 + len(given) + len(kept)])
+            with self._children.expecting():
+                try:
+                    socket.send_fds(line, [request], [stdin, *given, *kept])
+                    word, _, number = (await self._answer(line, FORK_SECONDS)).partition(b" ")
+                    if word != b"no":
+                        return self._children.follow(int(word))
+                except ConnectionError:
+                    raise ForkServerEnded(f"the fork server has ended ({await self._end()})") from None
+                except BaseException:  # what comes of the question nobody would hear
+                    await self._end()
+                    raise
+        if not int(number):
+            raise ForkServerEnded("the process between the fork server and a new process was killed")
+        raise OSError(int(number), os.strerror(int(number)))
+
+    async def keep(self) -> None:
+        """Until it is closed, have another one load the code as soon as one has ended: a process that ends later does
+        not wait for that, too."""
+        loop, deaths_in_a_row, told = asyncio.get_running_loop(), 0, ""
+        while not self._is_closed:
+            began = loop.time()
             try:
-                line = self._line or await self._start()
-                request = orjson.dumps([arguments, len(given)])
-                socket.send_fds(line, [request], [stdin, *given, *kept])
-                word, _, number = (await self._answer(line, FORK_SECONDS)).partition(b" ")
-            except BaseException:  # what comes of the question nobody would hear
-                await self._end()
-                raise
-        if word == b"no":
-            raise OSError(int(number), os.strerror(int(number)))
-        return int(word)
+                async with self._turn:
+                    await self._loaded_line()
+                    process = self._process
+                told = ""
+                if process is not None:
+                    await process.wait()
+            except (StartupError, OSError) as error:
+                if str(error) != told and not self._is_closed:
+                    _log.error("the fork server cannot be started: it is tried again", error=str(error))
+                told = str(error)
+            deaths_in_a_row = 1 if loop.time() - began > STEADY_SECONDS else deaths_in_a_row + 1
+            await asyncio.sleep(restart_delay_seconds(deaths_in_a_row))
+
+    def kill(self) -> None:
+        """End the process that forks, for good; whoever waits for it learns that. Those that it made live on."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """End the process that forks. Those that it made live on."""
+        """The same, and wait until it is gone."""
+        self.kill()
         async with self._turn:
             await self._end()
 
+    async def _loaded_line(self) -> socket.socket:
+        """To one that lives, as far as that is known."""
+        if self._process is not None and self._process.has_ended and not self._is_closed:
+            _log.error("the fork server ended unexpectedly", process_id=self._process.pid, how=await self._end())
+        if self._is_closed:
+            raise StartupError("the gateway is being stopped")
+        if self._line is not None:
+            return self._line
+        try:
+            return await self._start()
+        except BaseException:
+            await self._end()
+            raise
+
     async def _start(self) -> socket.socket:
-        _adopt_orphans()
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.setblocking(False)
         with other:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", _BOOTSTRAP, _module_path(), self._module, str(other.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),  # standard output has the one readiness line and nothing else
-                pass_fds=(other.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+            self._process = self._children.follow(_begin(self._module, other.fileno()))
+        try:
+            _, version, threads = (await self._answer(self._line, LOADING_SECONDS)).decode().split()
+        except ConnectionError:
+            raise StartupError(f"the fork server has ended; {_why_it_cannot_load()}") from None
+        if version != __version__:
+            raise StartupError(
+                f"Forebay {version} was installed in the place of {__version__}, which runs: restart the gateway"
             )
-        await self._answer(self._line, LOADING_SECONDS)
+        if threads != "1":
+            _log.warning(
+                "something has started threads while the code was loaded (LD_PRELOAD, a sitecustomize?): each process "
+                "loads the code by itself, which takes about a second",
+                threads=int(threads),
+            )
         return self._line
 
     async def _answer(self, line: socket.socket, timeout_seconds: float) -> bytes:
+        """ConnectionError where it has ended, ForkServerEnded where it does not answer."""
         loop = asyncio.get_running_loop()
         try:
             answer = await asyncio.wait_for(loop.sock_recv(line, _ANSWER_BYTES_MAX), timeout_seconds)
         except TimeoutError:
-            raise StartupError(f"the fork server did not answer for {timeout_seconds:g} seconds") from None
-        except ConnectionError:
-            answer = b""
+            raise ForkServerEnded(f"the fork server did not answer for {timeout_seconds:g} seconds") from None
         if not answer:
-            raise StartupError("the fork server has ended; what it wrote to standard error says why")
+            raise ConnectionResetError
         return answer
 
-    async def _end(self) -> None:
+    async def _end(self) -> str:
+        """How it has ended."""
         process, self._process = self._process, None
         if self._line is not None:
             self._line.close()
             self._line = None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if process is None:
+            return "it was not there"
+        process.send_signal(signal.SIGKILL)
+        try:
+            return describe_exit(await asyncio.wait_for(process.wait(), _END_SECONDS))
+        except TimeoutError:
+            return "it is killed, and not gone yet"
+
+
+def _begin(module: str, descriptor: int) -> int:
+    """The id of a new fork server."""
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-P", "-c", _BOOTSTRAP, _module_path(), module, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),  # standard output has the one readiness line and nothing else
+        pass_fds=(descriptor,),
+        start_new_session=True,  # Ctrl-C reaches the supervisor alone
+    )
+    process.returncode = 0  # this object waits for nobody: it is waited for where all children are
+    return process.pid
 
 
 def _module_path() -> str:
     return orjson.dumps([os.path.abspath(entry) for entry in sys.path]).decode()
 
 
-def _adopt_orphans() -> None:
-    """A process whose parent has ended becomes a child of this one: prctl(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+def _why_it_cannot_load() -> str:
+    code = Path(gateway.__file__)
+    if not code.exists():
+        return f"its code is gone from {code.parent}: install Forebay again, and restart the gateway"
+    return "what it wrote to standard error says why"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -138,23 +231,34 @@ def main(arguments: Sequence[str]) -> None:
     set_process_title("fork server")
     module = importlib.import_module(arguments[0])
     module.load()
-    threads = os.listdir("/proc/self/task")
-    if len(threads) > 1:  # a fork has the one that asks for it alone, and the locks of all
-        raise RuntimeError(f"{len(threads)} threads run after the code was loaded")
+    threads = _thread_count()
     gc.collect()
     gc.freeze()
     line = socket.socket(fileno=int(arguments[1]))
-    line.send(b"loaded")
-    module.main(_next_process(line))
+    line.send(f"loaded {__version__} {threads}".encode())
+    new = _next_process(line)
+    if threads > 1:  # a fork has the one that asks for it alone, and the locks of all
+        _load_anew(arguments[0], *new)
+    module.main([*new[0], *map(str, new[1])])
 
 
-def _next_process(line: socket.socket) -> list[str]:
-    """Fork for each request. Returns in each new process, with the arguments of its `main`."""
+def _thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # nobody has mounted /proc here: those that Python knows
+        return threading.active_count()
+
+
+def _next_process(line: socket.socket) -> tuple[list[str], list[int]]:
+    """Fork for each request. Returns in each new process, with the arguments and the descriptors of its `main`."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(line, _REQUEST_BYTES_MAX, _DESCRIPTORS_MAX)
         if not request:
             sys.exit()
+        arguments, given, passed = orjson.loads(request)
         try:
+            if len(descriptors) != passed:  # the limit of open files: the kernel has dropped the others
+                raise OSError(errno.EMFILE, "")
             made = _fork_orphan()
         except OSError as error:
             line.send(b"no %d" % (error.errno or 0))
@@ -164,27 +268,27 @@ def _next_process(line: socket.socket) -> list[str]:
             os.setsid()
             os.dup2(descriptors[0], 0)
             os.close(descriptors[0])
-            arguments, count = orjson.loads(request)
-            return [*arguments, *map(str, descriptors[1 : 1 + count])]
+            return arguments, descriptors[1 : 1 + given]
         for descriptor in descriptors:
             os.close(descriptor)
         if made > 0:
             line.send(b"%d" % made)
 
 
+def _load_anew(module: str, arguments: Sequence[str], descriptors: Sequence[int]) -> NoReturn:
+    """Become a process that loads the code by itself, with all descriptors that this one was given."""
+    text = [_BOOTSTRAP_OF_ONE, _module_path(), module, *arguments, *map(str, descriptors)]
+    os.execv(sys.executable, [sys.executable, "-P", "-c", *text])  # noqa: S606 - there is no shell
+
+
 def _fork_orphan() -> int:
-    """As `os.fork`; the new process has no parent but the one that adopts it, here the supervisor."""
+    """As `os.fork`; the new process has no parent but the one that adopts it, here the supervisor. OSError, with number
+    0 where the process between was killed."""
     told, telling = os.pipe()
     try:
         between = os.fork()
         if between == 0:
-            try:
-                made = os.fork()
-            except OSError as error:
-                made = -(error.errno or 1)
-            if made != 0:
-                os.write(telling, b"%d" % made)
-                os._exit(0)
+            _fork_between(telling)
             return 0
         os.waitpid(between, 0)  # from now on the supervisor is its parent
         os.close(telling)
@@ -197,3 +301,19 @@ def _fork_orphan() -> int:
     if made <= 0:
         raise OSError(-made, os.strerror(-made))
     return made
+
+
+def _fork_between(telling: int) -> None:
+    """Returns in the new process alone. The one between never goes on as a second fork server."""
+    made = -errno.EAGAIN
+    try:
+        parent_death_pipe.end_with_parent()  # a fork server that is killed leaves nobody that still makes a process
+        made = os.fork()
+    except OSError as error:
+        made = -(error.errno or errno.EAGAIN)
+    finally:
+        if made != 0:
+            try:
+                os.write(telling, b"%d" % made)
+            finally:
+                os._exit(0)

@@ -42,6 +42,7 @@ from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildProcess, ChildSpec
+from gateway.serve.children import Children
 from gateway.serve.claim import claim, leave_mark, report_closed
 from gateway.serve.fork_server import ForkServer
 from gateway.serve.preparation import raise_descriptor_limit
@@ -222,7 +223,8 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
-        self._forks = ForkServer(child_module)
+        self._children = Children(ends_orphans=True)
+        self._forks = ForkServer(child_module, self._children)
         shared = (resources.lock,) if resources.lock is not None else ()
         self._workers = [
             self._monitor(ChildSpec(name, s3, shared)) for name in _worker_names(resources.config.settings)
@@ -270,26 +272,38 @@ class _Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._want, None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while code was loaded (cli)
+        # Those that came while code was loaded (cli/inherited.py).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
+        with self._children.watched():
+            try:
+                return await self._serve()
+            except BaseException:
+                await self._abandon()
+                raise
+            finally:
+                await self._forks.close()
+                if self._audit is not None:
+                    await asyncio.to_thread(self._audit.close)
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it would end the process from now on
+
+    async def _serve(self) -> int:
+        if not await self._start_all():
+            return 0
+        self._audit = _open_audit(self._config.settings)
+        self._announce()
+        keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
+        besides = [
+            asyncio.create_task(self._keep_sharing(), name="shared files"),
+            asyncio.create_task(self._keep_changing(), name="changes of settings"),
+            asyncio.create_task(self._forks.keep(), name="fork server"),
+        ]
+        await self._until_stopped([*keeping, *besides])
+        for task in besides[:2]:
+            task.cancel()
         try:
-            if not await self._start_all():
-                return 0
-            self._audit = _open_audit(self._config.settings)
-            self._announce()
-            keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
-            renewing = asyncio.create_task(self._keep_sharing(), name="shared files")
-            changing = asyncio.create_task(self._keep_changing(), name="changes of settings")
-            await self._until_stopped([*keeping, renewing, changing])
-            renewing.cancel()
-            changing.cancel()
             return await self._drain(keeping[:-1], keeping[-1])
-        except BaseException:
-            await self._abandon()
-            raise
         finally:
-            await self._forks.close()
-            if self._audit is not None:
-                await asyncio.to_thread(self._audit.close)
+            besides[2].cancel()
 
     def _on_asked(self, line: str) -> None:
         self._want(SlotChange.from_line(line))
@@ -451,6 +465,7 @@ class _Supervisor:
         forced = await self._all_ended(workers, grace_seconds + _BEYOND_GRACE_SECONDS)
         self._background.stop()
         forced |= await self._all_ended([background], 2 * _BEYOND_GRACE_SECONDS)
+        self._forks.kill()  # one that is stopped would be waited for
         for monitor in self._monitors:
             monitor.stop(signal.SIGKILL)
         await asyncio.gather(*workers, background)
@@ -467,6 +482,7 @@ class _Supervisor:
 
     async def _abandon(self) -> None:
         """Kill what was started: nothing has been promised to anybody."""
+        self._forks.kill()
         for monitor in self._monitors:
             monitor.stop(signal.SIGKILL)
         await asyncio.gather(*(monitor.gone() for monitor in self._monitors))

@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.serve.child_process import Adopted, ChildProcess
+from gateway.serve.child_process import ChildProcess
+from gateway.serve.children import Child
 
 
 class Ended:
@@ -39,7 +40,7 @@ def child_that_says(text: bytes) -> tuple[ChildProcess, Pipe]:
     report, pipe = asyncio.StreamReader(), Pipe()
     report.feed_data(text)
     report.feed_eof()
-    return ChildProcess("background", cast(Adopted, Ended()), Told(), report, pipe), pipe
+    return ChildProcess("background", cast(Child, Ended()), Told(), report, pipe), pipe
 
 
 def test_what_is_asked_before_a_child_is_ready_is_heard() -> None:

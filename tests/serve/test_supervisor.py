@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.serve.child_process import describe_exit, restart_delay_seconds
+from gateway.serve.children import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import in_memory_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
