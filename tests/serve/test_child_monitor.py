@@ -53,11 +53,16 @@ class Maker:
 
     def __init__(self) -> None:
         self.begun = 0
+        self.failures = 0
+        """So many of the next ones cannot be made."""
         self.made: list[Child] = []
         self._may = asyncio.Semaphore(0)
 
     async def start(self, _spec: ChildSpec, lines: bytes) -> ChildProcess:
         self.begun += 1
+        if self.failures:
+            self.failures -= 1
+            raise BlockingIOError("no process can be made")
         await self._may.acquire()
         self.made.append(Child(lines))
         return cast(ChildProcess, self.made[-1])
@@ -134,6 +139,28 @@ def test_a_child_that_is_to_begin_anew_while_it_is_made_does(maker: Maker) -> No
     asyncio.run(scenario())
 
 
+def test_a_restart_is_counted_once_there_is_a_process(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often none could be made before: the count tells how often the process was another one."""
+    monkeypatch.setattr(child_monitor, "restart_delay_seconds", lambda _: 0.0)
+
+    async def scenario() -> None:
+        monitor = a_monitor(maker)
+        maker.let()
+        await monitor.start()
+        keeping = asyncio.create_task(monitor.keep())
+        maker.failures = 3
+        maker.made[0].signal(signal.SIGKILL)
+        await until(lambda: maker.begun == 5)
+        assert monitor.state.restarts == 0
+        maker.let()
+        await until(lambda: monitor.state.ready)
+        assert monitor.state.restarts == 1
+        monitor.stop()
+        await keeping
+
+    asyncio.run(scenario())
+
+
 def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +189,7 @@ def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
         states.append((looks, monitor.state))
         maker.let()
         await until(lambda: monitor.state.ready)
+        assert monitor.state.restarts == 1
         monitor.stop()
         await keeping
 
@@ -169,5 +197,5 @@ def test_a_child_that_hangs_is_told_before_it_is_killed_and_remembered_after(
     (told_after, hanging), (_, killed) = states
     assert 10 + child_monitor.HANG_TOLD_LOOKS <= told_after < 10 + child_monitor.HANG_LOOKS
     assert hanging.last_end is None
-    assert (killed.hangs, killed.last_end, killed.restarts) == (False, "hung, killed", 1)
+    assert (killed.hangs, killed.last_end, killed.restarts) == (False, "hung, killed", 0)
     assert killed.last_end_at is not None

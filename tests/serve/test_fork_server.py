@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ import gateway.serve.worker
 from gateway.edge.server.response import next_request_id
 from gateway.errors import StartupError
 from gateway.serve import fork_server
-from gateway.serve.child_process import Adopted
-from gateway.serve.fork_server import ForkServer
+from gateway.serve.child_process import ChildProcess, ChildSpec
+from gateway.serve.children import Children
+from gateway.serve.fork_server import ForkServer, ForkServerEnded
 from tests.support.gateway_process import GatewayProcess
 from tests.support.processes import children_of, is_over
 from tests.support.serving import until
@@ -62,10 +64,18 @@ def pipes() -> Iterator[tuple[int, int, int, int]]:
             os.close(descriptor)
 
 
+@contextmanager
+def a_fork_server(module: str) -> Iterator[ForkServer]:
+    """In a running event loop."""
+    children = Children()
+    with children.watched():
+        yield ForkServer(module, children)
+
+
 async def forked(forks: ForkServer, word: bytes) -> tuple[str, int]:
     """What a process says of itself, and how it ends when it is told `word`."""
     with pipes() as (stdin, reporting, telling, hearing):
-        process = Adopted(await forks.fork(["name"], stdin, reporting, stdin, stdin))
+        process = await forks.fork(["name"], stdin, reporting, stdin, stdin)
         said = (await asyncio.to_thread(os.read, hearing, 100)).decode()
         os.write(telling, word)
         return said, await asyncio.wait_for(process.wait(), WAIT_SECONDS)
@@ -75,13 +85,24 @@ def test_what_is_forked_is_a_child_of_who_asked(module: str) -> None:
     """With a session of its own, the descriptors that it was given, and an exit status; one after the other."""
 
     async def scenario() -> None:
-        forks = ForkServer(module)
-        try:
+        with a_fork_server(module) as forks:
             for word, status in ((b"end", 7), (b"die", -signal.SIGKILL)):
                 said, ended = await forked(forks, word)
                 assert said == f"name {os.getpid()} True 2"
                 assert ended == status
-        finally:
+            await forks.close()
+
+    asyncio.run(scenario())
+
+
+def test_code_that_starts_threads_is_loaded_by_each_process(tmp_path: Path, module: str) -> None:
+    """LD_PRELOAD, or a sitecustomize: a fork would have the locks of threads that it has not."""
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / f"{module}.py").write_text(MODULE % thread)
+
+    async def scenario() -> None:
+        with a_fork_server(module) as forks:
+            assert await forked(forks, b"end") == (f"name {os.getpid()} True 2", 7)
             await forks.close()
 
     asyncio.run(scenario())
@@ -91,33 +112,105 @@ def test_code_that_cannot_be_loaded_is_an_error_of_the_start(tmp_path: Path, mod
     (tmp_path / f"{module}.py").write_text(MODULE % "raise ImportError('no such part')")
 
     async def scenario() -> None:
-        forks = ForkServer(module)
-        with pipes() as (stdin, reporting, _, _), pytest.raises(StartupError, match="fork server has ended"):
+        message = "fork server has ended; what it wrote to standard error says why"
+        with (
+            a_fork_server(module) as forks,
+            pipes() as (stdin, reporting, _, _),
+            pytest.raises(StartupError, match=message),
+        ):
             await forks.fork(["name"], stdin, reporting)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_fork_server_that_is_gone_or_stands_is_replaced(
-    module: str, by: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The start that meets it fails, and is tried again like that of any process that does not come up."""
-    monkeypatch.setattr(fork_server, "FORK_SECONDS", 0.2)
+def test_code_that_is_gone_is_named(module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Forebay was uninstalled while it ran."""
+    monkeypatch.setattr("gateway.__file__", str(tmp_path / "gateway" / "__init__.py"))
+    monkeypatch.setattr(fork_server, "_BOOTSTRAP", "import a_package_that_is_gone")
 
     async def scenario() -> None:
-        forks = ForkServer(module)
-        try:
+        message = f"its code is gone from {tmp_path / 'gateway'}: install Forebay"
+        with (
+            a_fork_server(module) as forks,
+            pipes() as (stdin, reporting, _, _),
+            pytest.raises(StartupError, match=message),
+        ):
+            await forks.fork(["name"], stdin, reporting)
+
+    asyncio.run(scenario())
+
+
+def test_code_of_another_version_is_not_run(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forebay was upgraded in place: what the supervisor of before tells its processes, others may not understand."""
+    monkeypatch.setattr(fork_server, "__version__", "0.0.9")
+
+    async def scenario() -> None:
+        message = r"installed in the place of 0\.0\.9, which runs: restart"
+        with (
+            a_fork_server(module) as forks,
+            pipes() as (stdin, reporting, _, _),
+            pytest.raises(StartupError, match=message),
+        ):
+            await forks.fork(["name"], stdin, reporting)
+        assert children_of(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_that_is_gone_is_replaced_and_the_process_made_once(module: str) -> None:
+    """Whoever asks next notices nothing, whether its end is known by then or not."""
+
+    async def scenario() -> None:
+        with a_fork_server(module) as forks:
+            await forked(forks, b"end")
+            for notices in (True, False):
+                [old] = children_of(os.getpid())
+                os.kill(old, signal.SIGKILL)
+                if notices:
+                    await until(lambda old=old: old not in children_of(os.getpid()))  # type: ignore[misc]
+                child = await ChildProcess.start(forks, ChildSpec("name", ()), b"end")
+                with pytest.raises(StartupError, match="exit code 7"):
+                    await child.wait_until_ready()
+            await forks.close()
+        assert children_of(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_that_stands_is_replaced(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some seconds, and the process that was asked for is made by another one."""
+
+    async def scenario() -> None:
+        with a_fork_server(module) as forks:
             await forked(forks, b"end")
             [old] = children_of(os.getpid())
-            os.kill(old, by)
-            with pytest.raises((StartupError, OSError)):
+            os.kill(old, signal.SIGSTOP)
+            monkeypatch.setattr(fork_server, "FORK_SECONDS", 0.2)
+            with pytest.raises(ForkServerEnded, match=r"did not answer for 0\.2 seconds"):
                 await forked(forks, b"end")
             assert is_over(old)
             monkeypatch.setattr(fork_server, "FORK_SECONDS", WAIT_SECONDS)
             assert (await forked(forks, b"end"))[1] == 7
-        finally:
             await forks.close()
+        assert children_of(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
+def test_another_fork_server_is_loaded_before_anybody_asks_for_it(module: str) -> None:
+    """A worker that ends later is back at once, too; nothing is loaded any more when it is closed."""
+
+    async def scenario() -> None:
+        with a_fork_server(module) as forks:
+            keeping = asyncio.create_task(forks.keep())
+            for _ in range(2):
+                await until(lambda: bool(children_of(os.getpid())))
+                [old] = children_of(os.getpid())
+                os.kill(old, signal.SIGKILL)
+                await until(lambda old=old: old not in children_of(os.getpid()))  # type: ignore[misc]
+            await until(lambda: bool(children_of(os.getpid())))
+            await forks.close()
+            await asyncio.wait_for(keeping, WAIT_SECONDS)
         assert children_of(os.getpid()) == []
 
     asyncio.run(scenario())
@@ -127,8 +220,7 @@ def test_a_start_that_is_given_up_leaves_no_answer_behind(module: str) -> None:
     """The next one would take it for its own, and know a process by the id of another."""
 
     async def scenario() -> None:
-        forks = ForkServer(module)
-        try:
+        with a_fork_server(module) as forks:
             for _ in range(3):
                 starting = asyncio.create_task(forked(forks, b"end"))
                 await until(lambda: bool(children_of(os.getpid())))
@@ -137,7 +229,25 @@ def test_a_start_that_is_given_up_leaves_no_answer_behind(module: str) -> None:
                     await starting
             said, status = await forked(forks, b"end")
             assert (said.split()[0], status) == ("name", 7)
-        finally:
+            await forks.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_lacks_descriptors_is_not_made(module: str) -> None:
+    """The kernel drops those for which the fork server has no room, without an error."""
+
+    async def scenario() -> None:
+        with a_fork_server(module) as forks:
+            await forked(forks, b"end")
+            [server] = children_of(os.getpid())
+            before = resource.prlimit(server, resource.RLIMIT_NOFILE)
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (6, before[1]))
+            with pytest.raises(OSError, match="Too many open files"):
+                await forked(forks, b"end")
+            resource.prlimit(server, resource.RLIMIT_NOFILE, before)
+            assert (await forked(forks, b"end"))[1] == 7
+            assert children_of(os.getpid()) == [server]
             await forks.close()
 
     asyncio.run(scenario())
