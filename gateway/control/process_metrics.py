@@ -17,7 +17,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def set_process_metrics(processes: Mapping[str, int | None]) -> None:
-    """Look at processes, by name and id; one that is down stands at 0. Reads files: call it in a thread."""
+    """Look at processes, by name and id; one that is down stands at 0, and so do all where /proc is of another
+    namespace: the ids are those of others there. Reads files: call it in a thread.
+    """
+    if not _shows_own_namespace():
+        processes = dict.fromkeys(processes)
     booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for name, process_id in processes.items():
         started = cpu = memory = descriptors = 0.0
@@ -36,3 +40,10 @@ def set_process_metrics(processes: Mapping[str, int | None]) -> None:
         metrics.PROCESS_CPU.set(cpu, name)
         metrics.PROCESS_MEMORY.set(memory, name)
         metrics.PROCESS_DESCRIPTORS.set(descriptors, name)
+
+
+def _shows_own_namespace() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False

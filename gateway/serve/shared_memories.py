@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.live import SharedMemoryName
+from gateway.errors import StartupError
 
 MEMORIES_KEPT = 4
 
@@ -39,7 +40,7 @@ class SharedMemories:
     def made(self, settings: Settings) -> SharedMemoryName | None:
         """What these settings want, which may come to nothing until it is `told`; None: nothing is to be shared.
 
-        OSError.
+        OSError; StartupError where no process could open it.
         """
         plan = self._plan_of(settings)
         for one in self._told:
@@ -49,8 +50,13 @@ class SharedMemories:
         descriptor = self._make(settings, SystemClock())
         if descriptor is None:
             return None
+        try:
+            path = f"/proc/{_own_number()}/fd/{descriptor}"
+        except StartupError:
+            os.close(descriptor)
+            raise
         self._made += 1
-        self._untold = _Memory(plan, descriptor, SharedMemoryName(f"/proc/{os.getpid()}/fd/{descriptor}", self._made))
+        self._untold = _Memory(plan, descriptor, SharedMemoryName(path, self._made))
         return self._untold.name
 
     def told(self, name: SharedMemoryName | None) -> None:
@@ -75,3 +81,11 @@ class SharedMemories:
         for one in self._told:
             os.close(one.descriptor)
         self._told.clear()
+
+
+def _own_number() -> str:
+    """This process as /proc names it, which may be of another namespace than its own id: pid_namespaces(7)."""
+    try:
+        return os.readlink("/proc/self")
+    except OSError as error:
+        raise StartupError("/proc is not mounted here: all processes find the limits that they share there") from error
