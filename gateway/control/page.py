@@ -41,13 +41,17 @@ _FILES = {
 }
 
 
+_CONTENTS = {name: files("gateway.control").joinpath("dashboard", name).read_bytes() for name, _ in _FILES.values()}
+"""Read while the code is loaded: a process that is forked later needs no file of the package, which may be gone."""
+
+
 def page_routes() -> list[Route]:
-    """Of the page's files, which are read here once."""
+    """Of the page's files."""
     return [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
 
 
 def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("gateway.control").joinpath("dashboard", name).read_bytes()
+    content = _CONTENTS[name]
     headers = _HEADERS | {"etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
 
     async def serve(request: Request) -> Response:

@@ -4,11 +4,11 @@ Loading takes a second of CPU. So a worker that ends is back in a few hundredths
 memory of the code. The idea is that of `multiprocessing`'s "forkserver"; unlike there, a process becomes a child of the
 supervisor, which signals it and waits for it.
 
-    argv: MODULE DESCRIPTOR
+    argv: MODULE DESCRIPTOR FURTHER...
 
-MODULE is imported and its `load()` called. DESCRIPTOR is a socket: after `loaded`, the version of the code, and the
-number of threads that loading has started, on it, each message with descriptors asks for a process, and is answered
-with its id, or with `no` and the error number.
+MODULE is imported and its `load()` called; then the FURTHER modules are. DESCRIPTOR is a socket: after `loaded`, the
+version of the code, and the number of threads that loading has started, on it, each message with descriptors asks for a
+process, and is answered with its id, or with `no` and the error number.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ class ForkServerEnded(StartupError):
 class ForkServer:
     """The supervisor's end of the line to the process that forks; that one is started when it is needed first."""
 
-    def __init__(self, module: str, children: Children) -> None:
+    def __init__(self, module: str, children: Children, further: Sequence[str] = ()) -> None:
+        """`further` modules are loaded, too, for processes that need them seldom."""
         self._module = module
+        self._further = further
         self._children = children
         self._process: Child | None = None
         self._line: socket.socket | None = None
@@ -158,16 +160,18 @@ class ForkServer:
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.setblocking(False)
         with other:
-            self._process = self._children.follow(_begin(self._module, other.fileno()))
+            self._process = self._children.follow(_begin(self._module, other.fileno(), self._further))
         try:
-            _, version, threads = (await self._answer(self._line, LOADING_SECONDS)).decode().split()
+            answer = (await self._answer(self._line, LOADING_SECONDS)).decode(errors="replace")
         except ConnectionError:
             raise StartupError(f"the fork server has ended; {_why_it_cannot_load()}") from None
-        if version != __version__:
+        loaded, _, threads = answer.rpartition(" ")
+        if loaded != f"loaded {__version__}" or not threads.isdecimal():
+            found = loaded.removeprefix("loaded ") or "of another version"
             raise StartupError(
-                f"Forebay {version} was installed in the place of {__version__}, which runs: restart the gateway"
+                f"Forebay {found} was installed in the place of {__version__}, which runs: restart the gateway"
             )
-        if threads != "1":
+        if int(threads) > 1:
             _log.warning(
                 "something has started threads while the code was loaded (LD_PRELOAD, a sitecustomize?): each process "
                 "loads the code by itself, which takes about a second",
@@ -201,10 +205,10 @@ class ForkServer:
             return "it is killed, and not gone yet"
 
 
-def _begin(module: str, descriptor: int) -> int:
+def _begin(module: str, descriptor: int, further: Sequence[str]) -> int:
     """The id of a new fork server."""
     process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-P", "-c", _BOOTSTRAP, _module_path(), module, str(descriptor)],
+        [sys.executable, "-P", "-c", _BOOTSTRAP, _module_path(), module, str(descriptor), *further],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),  # standard output has the one readiness line and nothing else
         pass_fds=(descriptor,),
@@ -231,6 +235,8 @@ def main(arguments: Sequence[str]) -> None:
     set_process_title("fork server")
     module = importlib.import_module(arguments[0])
     module.load()
+    for further in arguments[2:]:
+        importlib.import_module(further)
     threads = _thread_count()
     gc.collect()
     gc.freeze()

@@ -180,6 +180,12 @@ def _first_state(config: ChildConfig) -> GatewayState:
     )
 
 
+def _seldom_needed(settings: Settings) -> tuple[str, ...]:
+    """What processes load besides, with these settings: once for all, and though the package may be gone later."""
+    pairs = (settings.origin, *settings.origin_credentials)
+    return ("gateway.origin.sts",) if any(one.access_key_id is None for one in pairs) else ()
+
+
 def _open_audit(settings: Settings) -> AuditLog | None:
     """StartupError."""
     path = settings.logging.audit_file
@@ -224,7 +230,7 @@ class _Supervisor:
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
         self._children = Children(ends_orphans=True)
-        self._forks = ForkServer(child_module, self._children)
+        self._forks = ForkServer(child_module, self._children, _seldom_needed(resources.config.settings))
         shared = (resources.lock,) if resources.lock is not None else ()
         self._workers = [
             self._monitor(ChildSpec(name, s3, shared)) for name in _worker_names(resources.config.settings)

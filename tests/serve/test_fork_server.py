@@ -140,12 +140,19 @@ def test_code_that_is_gone_is_named(module: str, monkeypatch: pytest.MonkeyPatch
     asyncio.run(scenario())
 
 
-def test_code_of_another_version_is_not_run(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forebay was upgraded in place: what the supervisor of before tells its processes, others may not understand."""
-    monkeypatch.setattr(fork_server, "__version__", "0.0.9")
+@pytest.mark.parametrize(
+    ("says", "found"), [("loaded 9.1.0 1", r"9\.1\.0"), ("loaded", "of another version"), ("?", "of another version")]
+)
+def test_code_of_another_version_is_not_run(
+    module: str, says: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forebay was upgraded in place: what the supervisor of before tells its processes, others may not understand. It
+    goes on, and says that it is to be restarted."""
+    script = f"import socket, sys, time; socket.socket(fileno=int(sys.argv[3])).send(b'{says}'); time.sleep(60)"
+    monkeypatch.setattr(fork_server, "_BOOTSTRAP", script)
 
     async def scenario() -> None:
-        message = r"installed in the place of 0\.0\.9, which runs: restart"
+        message = f"Forebay {found} was installed in the place of .*, which runs: restart the gateway"
         with (
             a_fork_server(module) as forks,
             pipes() as (stdin, reporting, _, _),
