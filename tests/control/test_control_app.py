@@ -185,6 +185,13 @@ def test_metrics_tell_version_and_processes(tmp_path: Path) -> None:
     assert metrics.PROCESS_MEMORY.value("worker0") == metrics.PROCESS_MEMORY.value("worker1") == 0
 
 
+def test_no_figure_of_another_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is of another PID namespace, ids there are those of others; where nobody has mounted it, of none."""
+    monkeypatch.setattr(os, "readlink", lambda _: "123456")
+    set_process_metrics({"background": os.getpid()})
+    assert metrics.PROCESS_MEMORY.value("background") == 0
+
+
 def test_status_tells_what_the_cache_gives(tmp_path: Path) -> None:
     """The share of bytes that came from disk, and none before anything was read."""
     assert ask(tmp_path, "/api/v1/status").json()["cache"]["hit_ratio"] is None

@@ -11,6 +11,7 @@ import pytest
 from gateway.bandwidth_wiring import ceilings_of, make_shared_bandwidth, shares_of
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import SharedMemoryName
+from gateway.errors import StartupError
 from gateway.serve.shared_memories import MEMORIES_KEPT, SharedMemories
 
 BANDWIDTHS = (None, *(number * 2**20 for number in range(1, 8)))
@@ -78,3 +79,28 @@ def test_the_memory_in_force_stays_while_others_are_refused(memories: SharedMemo
             memories.made(settings_with(bandwidth))
     assert memories.made(settings_with(BANDWIDTHS[1])) == name
     assert os.stat(name).st_ino == inode
+
+
+def test_memory_that_no_process_could_open_is_not_made(
+    memories: SharedMemories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has mounted /proc: the start says so, and not each process for itself."""
+
+    def no_such_file(path: str) -> str:
+        raise FileNotFoundError(path)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "readlink", no_such_file)
+    with pytest.raises(StartupError, match="/proc is not mounted here"):
+        memories.made(settings_with(2**20))
+    assert memories.made(settings_with(None)) is None
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_is_found_from_another_namespace(memories: SharedMemories, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is of another one, the supervisor has another id there than it knows."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    name = memories.made(settings_with(2**20))
+    assert name is not None
+    assert os.readlink(name).startswith("/memfd:forebay-bandwidth")

@@ -72,9 +72,9 @@ class GatewayProcess:
         requests go to gateway.s3_url
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
-    and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one. Leaving
-    stops the gateway and asserts that no process of it is left; when the block raised, the gateway's log goes to
-    standard error, which pytest shows.
+    and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one; `code`
+    is where the package lies. Leaving stops the gateway and asserts that no process of it is left; when the block raised,
+    the gateway's log goes to standard error, which pytest shows.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class GatewayProcess:
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
         before_exec: Callable[[], None] | None = None,
+        code: Path = _REPOSITORY,
     ) -> None:
         self._before_exec = before_exec
+        self._code = code
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-test-")
         base = Path(self._temporary.name)
         self.directory = directory or base / "cache"
@@ -126,7 +128,7 @@ class GatewayProcess:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                cwd=_REPOSITORY,
+                cwd=self._code,
                 env=self._environment,
                 preexec_fn=self._before_exec,
             )
