@@ -73,8 +73,8 @@ class GatewayProcess:
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
     and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one; `code`
-    is where the package lies. Leaving stops the gateway and asserts that no process of it is left; when the block raised,
-    the gateway's log goes to standard error, which pytest shows.
+    is where the package lies. Leaving stops the gateway and asserts that no process of it is left; when the block
+    raised, the gateway's log goes to standard error, which pytest shows.
     """
 
     def __init__(
