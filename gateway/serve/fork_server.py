@@ -164,7 +164,8 @@ class ForkServer:
         try:
             answer = (await self._answer(self._line, LOADING_SECONDS)).decode(errors="replace")
         except ConnectionError:
-            raise StartupError(f"the fork server has ended; {_why_it_cannot_load()}") from None
+            how = await self._end()
+            raise StartupError(f"the fork server has ended ({how}) before the code was loaded{_why(how)}") from None
         loaded, _, threads = answer.rpartition(" ")
         if loaded != f"loaded {__version__}" or not threads.isdecimal():
             found = loaded.removeprefix("loaded ") or "of another version"
@@ -222,11 +223,11 @@ def _module_path() -> str:
     return orjson.dumps([os.path.abspath(entry) for entry in sys.path]).decode()
 
 
-def _why_it_cannot_load() -> str:
+def _why(how: str) -> str:
     code = Path(gateway.__file__)
     if not code.exists():
-        return f"its code is gone from {code.parent}: install Forebay again, and restart the gateway"
-    return "what it wrote to standard error says why"
+        return f": it is gone from {code.parent}, so install Forebay again, and restart the gateway"
+    return "; what it wrote to standard error says why" if how.startswith("exit code") else ""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -112,7 +112,7 @@ def test_code_that_cannot_be_loaded_is_an_error_of_the_start(tmp_path: Path, mod
     (tmp_path / f"{module}.py").write_text(MODULE % "raise ImportError('no such part')")
 
     async def scenario() -> None:
-        message = "fork server has ended; what it wrote to standard error says why"
+        message = r"has ended \(exit code 1\) before the code was loaded; what it wrote to standard error says why"
         with (
             a_fork_server(module) as forks,
             pipes() as (stdin, reporting, _, _),
@@ -129,7 +129,7 @@ def test_code_that_is_gone_is_named(module: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fork_server, "_BOOTSTRAP", "import a_package_that_is_gone")
 
     async def scenario() -> None:
-        message = f"its code is gone from {tmp_path / 'gateway'}: install Forebay"
+        message = f"before the code was loaded: it is gone from {tmp_path / 'gateway'}, so install Forebay"
         with (
             a_fork_server(module) as forks,
             pipes() as (stdin, reporting, _, _),
