@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
+from gateway.serve.signals import answered
+
 LOOK_SECONDS = 1.0
 UNKNOWN_STATUS = 255
 """Of one that somebody else has waited for: as asyncio has it."""
@@ -85,14 +87,12 @@ class Children:
     def watched(self) -> Iterator[None]:
         """While this lasts, the end of each is noticed. Orphans are adopted from now on. OSError."""
         _adopt_orphans()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGCHLD, self.look)
         looking = asyncio.create_task(self._look_again(), name="children")
         try:
-            yield
+            with answered(signal.SIGCHLD, self.look):
+                yield
         finally:
             looking.cancel()
-            loop.remove_signal_handler(signal.SIGCHLD)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:

@@ -51,6 +51,7 @@ from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
 from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.shared_memories import SharedMemories
+from gateway.serve.signals import answered
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
@@ -274,13 +275,14 @@ class _Supervisor:
             self._publish()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._want, None)
-        # Those that came while code was loaded (cli/inherited.py).
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
-        with self._children.watched():
+        with (
+            answered(signal.SIGTERM, self._on_signal),
+            answered(signal.SIGINT, self._on_signal),
+            answered(signal.SIGHUP, partial(self._want, None), signal.SIG_IGN),  # a late one ends no process
+            self._children.watched(),
+        ):
+            # Those that came while code was loaded (cli/inherited.py).
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
             try:
                 return await self._serve()
             except BaseException:
@@ -290,7 +292,6 @@ class _Supervisor:
                 await self._forks.close()
                 if self._audit is not None:
                     await asyncio.to_thread(self._audit.close)
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it would end the process from now on
 
     async def _serve(self) -> int:
         if not await self._start_all():

@@ -115,7 +115,7 @@ def test_an_end_is_noticed_without_its_signal() -> None:
     async def scenario() -> None:
         mine = Children()
         with mine.watched():
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             async with asyncio.timeout(60):
                 assert await mine.follow(forked(4)).wait() == 4
 
