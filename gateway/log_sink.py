@@ -41,6 +41,13 @@ def timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def write_unwaited(descriptor: int, text: str) -> None:
+    """To a standard stream that somebody may have stopped reading. Lost where it has no reader any more."""
+    sink = LogSink(descriptor, lambda _: "")
+    sink.write(text)
+    sink.finish()
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     lines: Iterable[str]
@@ -114,6 +121,10 @@ class LogSink:
     def close(self) -> None:
         """Write what is left, as far as that is taken within a second."""
         self.drain(CLOSING_SECONDS)
+        self.finish()
+
+    def finish(self) -> None:
+        """Take no more, and wait for nobody: the thread ends when the lines are written, or lost."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,13 @@ def until_started(process: subprocess.Popen[str], starts: Path, times: int) -> N
 
 
 @contextmanager
-def supervised(directory: Path, behaviour: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
+def supervised(
+    directory: Path, behaviour: str, before: str = "", stdout: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     (directory / "behaviour").write_text(behaviour)
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(directory), before],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
@@ -111,6 +114,28 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
         process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert (tmp_path / "starts-worker1").read_text() == "."
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["a reader that stops", "no reader"])
+def test_a_standard_output_that_takes_nothing_keeps_nobody_waiting(tmp_path: Path, is_read: bool) -> None:
+    """Processes are kept, and a stop is obeyed, although the readiness line gets nowhere: `forebay serve | sleep`."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"." * 4096)
+    os.set_blocking(writing, True)
+    if not is_read:
+        os.close(reading)
+    (tmp_path / "starts-worker0").touch()
+    with supervised(tmp_path, "worker0 dies-when-ready", stdout=writing) as process:
+        os.close(writing)
+        until_started(process, tmp_path / "starts-worker0", 3)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    if is_read:
+        os.close(reading)
 
 
 @pytest.mark.slow
