@@ -38,6 +38,9 @@ from gateway.serve.process_title import set_process_title
 from gateway.serve.report_pipe import ReportPipe
 from gateway.tracing import Tracer, open_tracer
 
+_NO_THREAD = "can't start new thread"
+"""As Python says it, with an exception that has no class of its own."""
+
 _log = structlog.get_logger("forebay.serve")
 
 
@@ -56,10 +59,10 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     if (first := next(lines, None)) is None:  # the supervisor is gone, or has given up this start
         sys.exit(1)
     config = ChildConfig.from_line(first)
-    configure_logs(config.settings.logging.level, config.settings.logging.format, name)
     changes = _Changes(config, _states() if name == BACKGROUND else _ignore)
-    parent_death_pipe.hold(lines, changes.take)
     try:
+        configure_logs(config.settings.logging.level, config.settings.logging.format, name)
+        parent_death_pipe.hold(lines, changes.take)
         _count_into(config, name)
         asyncio.run(_run(name, config, listeners, report, work or _work_of(name), changes))
     except StoreUnavailable as error:
@@ -69,6 +72,11 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     except (ForebayError, OSError, ImportError) as error:
         _log.error("the process cannot go on", error=str(error), exc_info=not isinstance(error, ForebayError))
         report.tell(f"failed {error}")
+        sys.exit(1)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        report.tell(f"failed {error}: the limit of processes is reached (ulimit -u, TasksMax=, pids.max)")
         sys.exit(1)
 
 

@@ -65,6 +65,11 @@ _BOOTSTRAP_OF_ONE = (
     "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
 )
 
+_ADVICE = {
+    errno.EAGAIN: ": the limit of processes is reached (ulimit -u, TasksMax=, pids.max)",
+    errno.EMFILE: ": the limit of open files of the fork server is reached (ulimit -n, LimitNOFILE=)",
+}
+
 _log = structlog.get_logger("forebay.serve")
 
 
@@ -108,7 +113,7 @@ class ForkServer:
                     raise
         if not int(number):
             raise ForkServerEnded("the process between the fork server and a new process was killed")
-        raise OSError(int(number), os.strerror(int(number)))
+        raise OSError(int(number), os.strerror(int(number)) + _ADVICE.get(int(number), ""))
 
     async def keep(self) -> None:
         """Until it is closed, have another one load the code as soon as one has ended: a process that ends later does

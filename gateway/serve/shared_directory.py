@@ -112,8 +112,9 @@ class SharedMemory:
     async def whole_files(self) -> SharedFiles:
         """The files, made anew where they are lost."""
         async with self._looking:
-            if await asyncio.to_thread(self.files.is_lost):
-                await self._renew()
+            with suppress(RuntimeError):  # no thread can be started: that says nothing about who has the directory
+                if await asyncio.to_thread(self.files.is_lost):
+                    await self._renew()
             return self.files
 
     async def _renew(self) -> None:

@@ -33,6 +33,8 @@ async def _behave(context: ChildContext) -> None:
         starts.write(".")
     if what == "dies-early":
         signal.raise_signal(signal.SIGKILL)
+    if what == "no-thread":
+        raise RuntimeError("can't start new thread")
     if what == "stops-when-started-again" and (directory / f"starts-{context.name}").stat().st_size == 2:
         signal.raise_signal(signal.SIGSTOP)
     if what == "starts-slowly":

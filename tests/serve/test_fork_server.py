@@ -250,7 +250,9 @@ def test_a_process_that_lacks_descriptors_is_not_made(module: str) -> None:
             [server] = children_of(os.getpid())
             before = resource.prlimit(server, resource.RLIMIT_NOFILE)
             resource.prlimit(server, resource.RLIMIT_NOFILE, (6, before[1]))
-            with pytest.raises(OSError, match="Too many open files"):
+            with pytest.raises(
+                OSError, match="Too many open files: the limit of open files of the fork server is reached"
+            ):
                 await forked(forks, b"end")
             resource.prlimit(server, resource.RLIMIT_NOFILE, before)
             assert (await forked(forks, b"end"))[1] == 7

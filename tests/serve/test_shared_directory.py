@@ -151,3 +151,20 @@ def test_a_gateway_that_leaves_does_not_remove_what_another_has_put_there(cache:
     _replace(files.path)
     files.remove()
     assert files.path.exists()
+
+
+def test_who_can_start_no_thread_goes_on_with_the_files(
+    cache: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of processes is reached: nobody knows whether they are lost, and the gateway must not end for that."""
+
+    async def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        shared = SharedMemory(cache, ROOM_BYTES, lambda _: None, memory)
+        monkeypatch.setattr(asyncio, "to_thread", no_thread)
+        assert await shared.whole_files() is shared.files
+        shared.remove()
+
+    asyncio.run(scenario())

@@ -91,6 +91,16 @@ def test_a_child_that_dies_before_it_is_ready_ends_the_start(tmp_path: Path) -> 
     assert out == ""
 
 
+def test_a_child_that_can_start_no_thread_says_which_limit_it_is(tmp_path: Path) -> None:
+    with supervised(tmp_path, "worker1 no-thread") as process:
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert err.strip().splitlines()[-1] == (
+        "StartupError: worker1: can't start new thread: the limit of processes is reached (ulimit -u, TasksMax=, "
+        "pids.max)"
+    )
+
+
 @pytest.mark.slow
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """A little after the grace time; the gateway as a whole ends well."""
