@@ -184,8 +184,8 @@ def _first_state(config: ChildConfig) -> GatewayState:
 
 def _seldom_needed(settings: Settings) -> tuple[str, ...]:
     """What processes load besides, with these settings: once for all, and though the package may be gone later."""
-    pairs = (settings.origin, *settings.origin_credentials)
-    return ("gateway.origin.sts",) if any(one.access_key_id is None for one in pairs) else ()
+    given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
+    return ("gateway.origin.sts",) if None in given else ()
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
@@ -418,7 +418,7 @@ class _Supervisor:
         finally:
             stopping.cancel()
         starting.cancel()
-        await asyncio.wait((starting,))
+        await asyncio.gather(starting, return_exceptions=True)
         await self._abandon()
         return False
 

@@ -192,6 +192,18 @@ def test_a_child_that_starts_slowly_and_turns_is_waited_for(tmp_path: Path) -> N
     assert any("a process takes long to start" in line for line in lines)
 
 
+def test_a_stop_during_the_start_is_a_good_one(tmp_path: Path) -> None:
+    """At once, with exit code 0, and with no word of a fault."""
+    (tmp_path / "starts-worker0").touch()
+    with supervised(tmp_path, "worker0 starts-slowly") as process:
+        until_started(process, tmp_path / "starts-worker0", 1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert "S3 on" not in out
+    assert "never retrieved" not in out + err
+
+
 @pytest.mark.slow
 def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path) -> None:
     """systemd does that when its user logs out. All are started again, so that all share the same ones."""
