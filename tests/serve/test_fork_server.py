@@ -304,4 +304,7 @@ def test_a_worker_comes_back_without_its_fork_server() -> None:
         os.kill(forks, signal.SIGKILL)
         os.kill(worker, signal.SIGKILL)
         one.wait_for_worker(0, other_than=worker)
+        assert one.status()["gateway"]["processes"][0]["restarts"] == 1
+        assert "could not be started again" not in one.log
+        assert "the fork server ended unexpectedly" in one.log or "a process is asked for again" in one.log
         assert one.terminate() == 0
