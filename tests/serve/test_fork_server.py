@@ -9,8 +9,8 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,12 +64,16 @@ def pipes() -> Iterator[tuple[int, int, int, int]]:
             os.close(descriptor)
 
 
-@contextmanager
-def a_fork_server(module: str) -> Iterator[ForkServer]:
-    """In a running event loop."""
+@asynccontextmanager
+async def a_fork_server(module: str) -> AsyncIterator[ForkServer]:
+    """Ended again, whatever comes of the test."""
     children = Children()
     with children.watched():
-        yield ForkServer(module, children)
+        forks = ForkServer(module, children)
+        try:
+            yield forks
+        finally:
+            await forks.close()
 
 
 async def forked(forks: ForkServer, word: bytes) -> tuple[str, int]:
@@ -85,12 +89,11 @@ def test_what_is_forked_is_a_child_of_who_asked(module: str) -> None:
     """With a session of its own, the descriptors that it was given, and an exit status; one after the other."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             for word, status in ((b"end", 7), (b"die", -signal.SIGKILL)):
                 said, ended = await forked(forks, word)
                 assert said == f"name {os.getpid()} True 2"
                 assert ended == status
-            await forks.close()
 
     asyncio.run(scenario())
 
@@ -101,9 +104,8 @@ def test_code_that_starts_threads_is_loaded_by_each_process(tmp_path: Path, modu
     (tmp_path / f"{module}.py").write_text(MODULE % thread)
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             assert await forked(forks, b"end") == (f"name {os.getpid()} True 2", 7)
-            await forks.close()
 
     asyncio.run(scenario())
 
@@ -113,12 +115,9 @@ def test_code_that_cannot_be_loaded_is_an_error_of_the_start(tmp_path: Path, mod
 
     async def scenario() -> None:
         message = r"has ended \(exit code 1\) before the code was loaded; what it wrote to standard error says why"
-        with (
-            a_fork_server(module) as forks,
-            pipes() as (stdin, reporting, _, _),
-            pytest.raises(StartupError, match=message),
-        ):
-            await forks.fork(["name"], stdin, reporting)
+        async with a_fork_server(module) as forks:
+            with pipes() as (stdin, reporting, _, _), pytest.raises(StartupError, match=message):
+                await forks.fork(["name"], stdin, reporting)
 
     asyncio.run(scenario())
 
@@ -130,12 +129,9 @@ def test_code_that_is_gone_is_named(module: str, monkeypatch: pytest.MonkeyPatch
 
     async def scenario() -> None:
         message = f"before the code was loaded: it is gone from {tmp_path / 'gateway'}, so install Forebay"
-        with (
-            a_fork_server(module) as forks,
-            pipes() as (stdin, reporting, _, _),
-            pytest.raises(StartupError, match=message),
-        ):
-            await forks.fork(["name"], stdin, reporting)
+        async with a_fork_server(module) as forks:
+            with pipes() as (stdin, reporting, _, _), pytest.raises(StartupError, match=message):
+                await forks.fork(["name"], stdin, reporting)
 
     asyncio.run(scenario())
 
@@ -153,12 +149,9 @@ def test_code_of_another_version_is_not_run(
 
     async def scenario() -> None:
         message = f"Forebay {found} was installed in the place of .*, which runs: restart the gateway"
-        with (
-            a_fork_server(module) as forks,
-            pipes() as (stdin, reporting, _, _),
-            pytest.raises(StartupError, match=message),
-        ):
-            await forks.fork(["name"], stdin, reporting)
+        async with a_fork_server(module) as forks:
+            with pipes() as (stdin, reporting, _, _), pytest.raises(StartupError, match=message):
+                await forks.fork(["name"], stdin, reporting)
         assert children_of(os.getpid()) == []
 
     asyncio.run(scenario())
@@ -168,7 +161,7 @@ def test_a_fork_server_that_is_gone_is_replaced_and_the_process_made_once(module
     """Whoever asks next notices nothing, whether its end is known by then or not."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             await forked(forks, b"end")
             for notices in (True, False):
                 [old] = children_of(os.getpid())
@@ -178,7 +171,6 @@ def test_a_fork_server_that_is_gone_is_replaced_and_the_process_made_once(module
                 child = await ChildProcess.start(forks, ChildSpec("name", ()), b"end")
                 with pytest.raises(StartupError, match="exit code 7"):
                     await child.wait_until_ready()
-            await forks.close()
         assert children_of(os.getpid()) == []
 
     asyncio.run(scenario())
@@ -188,7 +180,7 @@ def test_a_fork_server_that_stands_is_replaced(module: str, monkeypatch: pytest.
     """After some seconds, and the process that was asked for is made by another one."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             await forked(forks, b"end")
             [old] = children_of(os.getpid())
             os.kill(old, signal.SIGSTOP)
@@ -198,7 +190,6 @@ def test_a_fork_server_that_stands_is_replaced(module: str, monkeypatch: pytest.
             assert is_over(old)
             monkeypatch.setattr(fork_server, "FORK_SECONDS", WAIT_SECONDS)
             assert (await forked(forks, b"end"))[1] == 7
-            await forks.close()
         assert children_of(os.getpid()) == []
 
     asyncio.run(scenario())
@@ -208,7 +199,7 @@ def test_another_fork_server_is_loaded_before_anybody_asks_for_it(module: str) -
     """A worker that ends later is back at once, too; nothing is loaded any more when it is closed."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             keeping = asyncio.create_task(forks.keep())
             for _ in range(2):
                 await until(lambda: bool(children_of(os.getpid())))
@@ -227,7 +218,7 @@ def test_a_start_that_is_given_up_leaves_no_answer_behind(module: str) -> None:
     """The next one would take it for its own, and know a process by the id of another."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             for _ in range(3):
                 starting = asyncio.create_task(forked(forks, b"end"))
                 await until(lambda: bool(children_of(os.getpid())))
@@ -236,7 +227,6 @@ def test_a_start_that_is_given_up_leaves_no_answer_behind(module: str) -> None:
                     await starting
             said, status = await forked(forks, b"end")
             assert (said.split()[0], status) == ("name", 7)
-            await forks.close()
 
     asyncio.run(scenario())
 
@@ -245,7 +235,7 @@ def test_a_process_that_lacks_descriptors_is_not_made(module: str) -> None:
     """The kernel drops those for which the fork server has no room, without an error."""
 
     async def scenario() -> None:
-        with a_fork_server(module) as forks:
+        async with a_fork_server(module) as forks:
             await forked(forks, b"end")
             [server] = children_of(os.getpid())
             before = resource.prlimit(server, resource.RLIMIT_NOFILE)
@@ -257,7 +247,6 @@ def test_a_process_that_lacks_descriptors_is_not_made(module: str) -> None:
             resource.prlimit(server, resource.RLIMIT_NOFILE, before)
             assert (await forked(forks, b"end"))[1] == 7
             assert children_of(os.getpid()) == [server]
-            await forks.close()
 
     asyncio.run(scenario())
 
