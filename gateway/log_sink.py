@@ -41,11 +41,11 @@ def timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def write_unwaited(descriptor: int, text: str) -> None:
-    """To a standard stream that somebody may have stopped reading. Lost where it has no reader any more."""
+def write_bounded(descriptor: int, text: str) -> None:
+    """To a standard stream, whose reader may have gone, or stopped: it is waited for a second at most."""
     sink = LogSink(descriptor, lambda _: "")
     sink.write(text)
-    sink.finish()
+    sink.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,6 @@ class LogSink:
     def close(self) -> None:
         """Write what is left, as far as that is taken within a second."""
         self.drain(CLOSING_SECONDS)
-        self.finish()
-
-    def finish(self) -> None:
-        """Take no more, and wait for nobody: the thread ends when the lines are written, or lost."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()

@@ -12,7 +12,7 @@ from gateway.config.entries import SlotSettings
 from gateway.config.signers import signers
 from gateway.config.units import format_size
 from gateway.control.formatting import size_text
-from gateway.log_sink import write_unwaited
+from gateway.log_sink import write_bounded
 from gateway.logs import is_console
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
@@ -25,7 +25,7 @@ def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequen
     """Where the data comes from, with whose key, who may call, what lies on this disk, and what is not in force."""
     facts = what_is_served(settings, key)
     if is_console(settings.logging.format, sys.stderr):
-        write_unwaited(sys.stderr.fileno(), banner(facts, warnings))
+        write_bounded(sys.stderr.fileno(), banner(facts, warnings))
     else:
         structlog.get_logger("forebay.serve").info("serving", **facts, warnings=list(warnings))
 

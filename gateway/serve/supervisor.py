@@ -38,7 +38,7 @@ from gateway.config.checks import own_address_problem
 from gateway.config.overlay import SlotTable
 from gateway.control.state import GatewayState
 from gateway.errors import ForebayError, StartupError
-from gateway.log_sink import write_unwaited
+from gateway.log_sink import write_bounded
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -427,7 +427,7 @@ class _Supervisor:
         line = f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}"
         if self._as_json:
             line = orjson.dumps({"s3_url": state.s3_url, "admin_url": state.admin_url}).decode()
-        write_unwaited(sys.stdout.fileno(), f"{line}\n")
+        write_bounded(sys.stdout.fileno(), f"{line}\n")
         notify_ready(self._served())
         self._tell()
         _log.info("ready", s3_url=state.s3_url, admin_url=state.admin_url, workers=len(self._workers))
