@@ -321,7 +321,7 @@ class S3Origin:
             of_request = request.bucket, request.key, request.slot, request.purpose.value
             span = trace.ask_origin(request.method, sending.target.host, *of_request, sending.attempts)
         if span is not None:
-            headers = {**headers, **span.headers}
+            headers = span.told(headers)
         # A connection that the origin is about to close would leave open what became of the request.
         unused, kind = sending.repetition is Repetition.WRONG_ANSWER, answer_kind(request)
         target, claim = sending.target, sending.claim
