@@ -600,6 +600,7 @@ SMALL_ANSWERS = Counter(
     ("operation", "outcome"),
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
     "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+    values={"operation": ("HeadBucket", "GetBucketLocation"), "outcome": ("hit", "miss", "stale")},
 )
 SMALL_ANSWER_TROUBLES = Counter(
     "forebay_small_answer_troubles_total",
@@ -726,15 +727,21 @@ CALLER_REQUESTS = Counter(
     ("credential",),
     "Requests by credential: the access key id of [[credentials]], gateway (the gateway's own key pair), anonymous "
     "(unsigned) or none (refused before it was known).",
+    values={},
 )
 CALLER_SENT_BYTES = Counter(
-    "forebay_caller_sent_bytes_total", "bytes", ("credential",), "Bytes of bodies sent to clients, by credential."
+    "forebay_caller_sent_bytes_total",
+    "bytes",
+    ("credential",),
+    "Bytes of bodies sent to clients, by credential.",
+    values={},
 )
 CALLER_RECEIVED_BYTES = Counter(
     "forebay_caller_received_bytes_total",
     "bytes",
     ("credential",),
     "Bytes of bodies received from clients, by credential.",
+    values={},
 )
 CALLER_WAITS = Counter(
     "forebay_caller_waits_total",

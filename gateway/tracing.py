@@ -254,7 +254,7 @@ def _session() -> tuple[Any, Callable[[], None]]:
     connections: WeakSet[Any] = WeakSet()
 
     def watched(pool: Any) -> Any:
-        class Connection(pool.ConnectionCls):
+        class Connection(pool.ConnectionCls):  # type: ignore[misc]
             def connect(self) -> None:
                 connections.add(self)
                 super().connect()
