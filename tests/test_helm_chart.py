@@ -122,7 +122,7 @@ def admits(policy: dict[str, Any], port: int, protocol: str = "TCP") -> list[Any
 
 @pytest.mark.parametrize("admin", [9001, 1, 65535])
 def test_the_network_policy_of_a_sidecar_holds_its_admin_port_only(admin: int) -> None:
-    """The pod is the job's: whatever else its containers listen on, and wherever they go, is not Forebay's to forbid."""
+    """The pod is the job's: whatever else its containers listen on, and where they go, is not Forebay's to forbid."""
     found = objects(*SIDECAR, "--set", f"ports.admin={admin}")
     policy = found["NetworkPolicy"]["spec"]
     pod = found["Job"]["spec"]["template"]
