@@ -28,6 +28,7 @@ _FLUSH_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.
 FailureKind = Literal[
     "unreachable",
     "credentials",
+    "clock",
     "refused",
     "no-bucket",
     "slow-down",
@@ -391,8 +392,9 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     "attempts",
     ("slot", "reason"),
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
-    "(there is no key to sign with, or the origin refuses it), refused (403), no-bucket, slow-down (too many requests),"
-    " origin-error (5xx), changed (others change the key meanwhile), disk (this node's) or other.",
+    "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
+    "key meanwhile), disk (this node's) or other.",
     values={"reason": FLUSH_FAILURES},
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
