@@ -272,8 +272,13 @@ def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> 
 
 
 def exposition(directory: Path, known: Known | None = None) -> bytes:
-    """All numbers in Prometheus' text format. What may be counted of what is `known` stands at 0 before it was:
-    `increase()` and `rate()` of a counter do not see the event by which it appears."""
+    """As `exposition_parts`, in one."""
+    return b"".join(exposition_parts(directory, known))
+
+
+def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
+    """All numbers in Prometheus' text format, a part for each metric. What may be counted of what is `known` stands at
+    0 before it was: `increase()` and `rate()` of a counter do not see the event by which it appears."""
     files = _files(directory)
     texts: dict[str, bytes] = {}
     declared = {metric.name.removesuffix("_total"): metric for metric in DECLARED}
@@ -289,7 +294,7 @@ def exposition(directory: Path, known: Known | None = None) -> bytes:
             if lines:
                 texts[name] = _family_text(name, metric.kind, metric, lines)
     in_order = [texts.pop(name) for name in declared if name in texts]
-    return b"".join([*in_order, *texts.values()])
+    return [*in_order, *texts.values()]
 
 
 def _family_text(name: str, kind: str, metric: Metric | None, lines: Iterable[str]) -> bytes:

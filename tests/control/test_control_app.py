@@ -166,15 +166,15 @@ def test_scrapes_that_come_together_are_one(tmp_path: Path, monkeypatch: pytest.
     made: list[int] = []
     may_go_on, begun = threading.Event(), threading.Event()
 
-    def exposition(*_: object) -> bytes:
+    def exposition(*_: object) -> list[bytes]:
         made.append(len(made))
         begun.set()
         assert may_go_on.wait(60)
         if len(made) == 3:
             raise OSError("no descriptors")
-        return b"%d" % made[-1]
+        return [b"%d" % made[-1]]
 
-    monkeypatch.setattr(metric_reading, "exposition", exposition)
+    monkeypatch.setattr(metric_reading, "exposition_parts", exposition)
     app = control_app(LiveSettings(settings(None)), StateHolder(), tmp_path)
 
     async def scenario() -> list[str]:
