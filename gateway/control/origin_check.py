@@ -151,11 +151,8 @@ class OriginCheck:
         skew = self._skew(response)
         if skew is None:
             return OriginFinding("well")
-        return OriginFinding(
-            "wrong clock",
-            f"{skew}: set it right. Forebay signs by the origin's time meanwhile, and judges callers' signatures and "
-            "presigned URLs by this machine's",
-        )
+        told = f"{skew}: set it right. Callers' signatures and presigned URLs are judged by it"
+        return OriginFinding("wrong clock", told)
 
     def _refused_for_its_time(self, response: OriginResponse) -> OriginFinding:
         skew = self._skew(response)
