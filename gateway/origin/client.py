@@ -25,6 +25,9 @@ UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 OWN_KEY_REFUSED = "The origin refuses the key of this gateway"
 """The message of a 403 begins so that is about the gateway's own key, and not about what it may do."""
 
+OWN_CLOCK_REFUSED = "The origin has another time than this gateway, and refuses what it signs"
+"""The same where the key is not to blame."""
+
 
 Direction = Literal["read", "write"]
 """Which way the bytes of bodies go: read from the origin, or written to it."""
