@@ -665,7 +665,7 @@ class SourceOpener:
         tools, request = self._tools, self._request
         if request.too_large:
             raise NotKept("size", "the object is larger than those that the slot keeps")
-        fill = tools.fetches.join(block, request.headers)
+        fill = tools.fetches.join(block, request.headers, request.purpose)
         if fill is None:
             if not self._looks_first and await tools.unpinned_gets.settled(
                 request.version.key, block.offset, request.headers
@@ -677,17 +677,17 @@ class SourceOpener:
         try:
             await fill.begun()
         except BlockPublished:
-            fill.leave()
+            fill.leave(request.purpose)
             return None
         except OriginBusy as error:
-            fill.leave()
+            fill.leave(request.purpose)
             if fill.was_denied_another(error):
                 return None
             raise
         except BaseException:
-            fill.leave()
+            fill.leave(request.purpose)
             raise
-        return FillSource(fill, tools.residency, tools.threads, reader=request)
+        return FillSource(fill, tools.residency, tools.threads, reader=request, purpose=request.purpose)
 
     def _last_missing(self, position: int) -> int:
         """The last byte of the range before the next block behind `position` that is in the index."""
@@ -767,20 +767,22 @@ async def fetch(
                     return 0, False
     finally:
         await reader.aclose()
-    return piece.length, await _published(tools, version, piece, slot)
+    return piece.length, await _published(tools, version, piece, slot, purpose)
 
 
-async def _published(tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str) -> bool:
+async def _published(
+    tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str, purpose: Purpose
+) -> bool:
     """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends.
 
     False when one has ended whose bytes the directory could not take.
     """
     kept = True
     for block in layout.blocks_of(version, piece, tools.settings.block_size_of(slot)):
-        if (fill := tools.fetches.join(block, _NO_HEADERS)) is not None:
+        if (fill := tools.fetches.join(block, _NO_HEADERS, purpose)) is not None:
             try:
                 await fill.over()
             finally:
-                fill.leave()
+                fill.leave(purpose)
             kept = kept and fill.kept
     return kept
