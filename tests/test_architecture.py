@@ -24,7 +24,7 @@ LEAVES = {
     "heartbeats",
     "immutable",
 }
-LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "rate_limited_log", "steps", "thread_priority"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "progress_rate", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
 COUNTING |= {"access_log", "recent_requests", "renamed_file", "tracing"}

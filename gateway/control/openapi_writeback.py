@@ -160,7 +160,7 @@ CHECKPOINT = {
         },
         "flush_seconds_left": {
             "type": ["number", "null"],
-            "description": "at the rate of the last minute; null: nothing is left, or has moved",
+            "description": "at the rate of the last minute; null: nothing is left, or the rate is not known yet",
         },
         "exposed_seconds": {
             "type": ["number", "null"],

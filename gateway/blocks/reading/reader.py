@@ -18,7 +18,7 @@ touches are no longer few. What sub-blocks have brought is then fetched once mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,7 +43,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
+from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
@@ -390,7 +390,7 @@ class RangeReader:
                     size = piece.taken
                     self._given += size
                 else:
-                    size = piece.count if isinstance(piece, FileSpan) else len(piece)
+                    size = size_of(piece)
                     self._given += size
                     yield piece
                 position += size
@@ -753,7 +753,12 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 async def fetch(
-    tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str, purpose: Purpose
+    tools: ReadDependencies,
+    version: ObjectVersion,
+    piece: ByteRange,
+    slot: str,
+    purpose: Purpose,
+    come: Callable[[int], None],
 ) -> tuple[int, bool]:
     """As `BlockCache.fetch`."""
     reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
@@ -762,9 +767,12 @@ async def fetch(
     try:
         await reader.start()
         async with aclosing(reader.body()) as body:
-            async for _ in body:
+            come_bytes = 0
+            async for given in body:
                 if reader.past_the_cache:
                     return 0, False
+                come_bytes += size_of(given)
+                come(come_bytes)
     finally:
         await reader.aclose()
     return piece.length, await _published(tools, version, piece, slot, purpose)

@@ -114,7 +114,7 @@ class CheckpointsReport:
     def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
         """Times in seconds since 1970; null is what is not known, or is not."""
         name, facts, kept = row.name, row.facts, self.kept()
-        left_seconds = self._rates.left_seconds(row.id, facts.flushed_bytes, facts.left_bytes, self._clock.monotonic())
+        left_seconds = self._rates.left_seconds(row.id, facts.left_bytes)
         return {
             "bucket": name.bucket,
             "prefix": name.prefix,

@@ -121,19 +121,21 @@ def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers
     """A job of the background process fetches a block, here; a worker's reader waits for it, leaves, and comes back."""
     version, released = workers.stored("a", 1), asyncio.Event()
     workers.origin.model.inject(lambda call: True, Hold(released), times=None)
-    arguments = {"packed_bytes_max": packed_bytes_max}
+    size, packed = BLOCK, packed_bytes_max
 
     async def scenario() -> None:
         seen = list[tuple[Purpose, Callable[[], bool]]]()
         noting = NotingOrigin(workers.origin.model, seen)
-        async with open_cache(workers.directory, noting, worker=7, block_size_bytes=BLOCK, **arguments) as background:
+        async with open_cache(
+            workers.directory, noting, worker=7, block_size_bytes=size, packed_bytes_max=packed
+        ) as background:
             job = asyncio.create_task(
                 background.fetch(version, ByteRange(0, BLOCK - 1), slot="default", purpose=Purpose.WARM)
             )
             await until(lambda: bool(seen))
             [(purpose, is_awaited)] = seen
             assert purpose is Purpose.WARM
-            worker = await asyncio.to_thread(workers.start, 0, **arguments)
+            worker = await asyncio.to_thread(workers.start, 0, packed_bytes_max=packed)
             worker.warm(version)  # a HEAD that warms has come there: nobody waits for that, either
             locks = background._opened.locks
             [cell] = locks._held.values()

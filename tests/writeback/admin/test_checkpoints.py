@@ -118,13 +118,19 @@ def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(t
         await put(harness, "run/step-1/.metadata")
         made = with_order(opened, SLOT)
         await harness.buffer.journal.change(lambda tx: tx._checkpoints.acknowledged(made))
+
+        async def send(part: Part) -> None:
+            await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, part))
+
         await shown(harness)
-        await harness.buffer.clock.advance(2.0)
-        first = replace(next(iter(await harness.buffer.journal.parts(opened.id))), origin_etag='"1"')
-        await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, first))
-        [one] = await shown(harness)
-        assert (one["state"], one["bytes_flushed"]) == ("flushing", PART_BYTES)
-        assert one["flush_seconds_left"] == pytest.approx(4.0, rel=0.01)
+        for number, part in enumerate(list(await harness.buffer.journal.parts(opened.id))[:2], 1):
+            await harness.buffer.clock.advance(3.0)
+            await send(replace(part, origin_etag='"1"'))
+            [one] = await shown(harness)
+            assert (one["state"], one["bytes_flushed"]) == ("flushing", number * PART_BYTES)
+            if number == 1:
+                assert one["flush_seconds_left"] is None, "one part in three seconds is not known to go on so"
+        assert one["flush_seconds_left"] == pytest.approx(3.0, rel=0.01)
 
     with_harness(tmp_path, scenario)
 
