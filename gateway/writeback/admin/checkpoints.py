@@ -74,7 +74,15 @@ class CheckpointsReport:
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
                 break
-        return {"checkpoints": documents, "next": to_token(*following) if following is not None else None}
+        return {
+            "checkpoints": documents,
+            "next": to_token(*following) if following is not None else None,
+            "ungrouped": None if found or after or states else await self._ungrouped(prefix),
+        }
+
+    async def _ungrouped(self, prefix: Prefix) -> dict[str, Any] | None:
+        found = await self._queries.ungrouped(prefix)
+        return None if found is None else {"objects": found.count, "first": str(found.first), "slot": found.slot}
 
     async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> dict[str, Any] | None:
         """The last time that it was read, as a document; None: it was not within the last hour."""
