@@ -185,7 +185,7 @@ class ObjectJob:
 
     async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
         async def ask() -> ObjectVersion:
-            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
+            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)).version
 
         return await with_retries(self._tools.clock, ask)
 
@@ -296,7 +296,8 @@ async def _learn_version(
     etag = quote(version.etag.removeprefix("W/"))
 
     async def ask() -> ObjectHead:
-        return await tools.catalog.ask(version.key, slot, headers={**headers, "if-match": etag})
+        asked = {**headers, "if-match": etag}
+        return await tools.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
 
     try:
         head = await with_retries(tools.clock, ask)
