@@ -1,8 +1,7 @@
 """The access log: a JSON line for each request to the S3 port that is over, in a file.
 
-All workers append to the same file, whole lines at a time, and it may be renamed, as the audit log's (audit.py).
-Requests are gathered for a moment; a thread makes lines of them and writes these. Nobody waits for that: what the disk
-does not take, or not in time, is lost, counted, and told. No line has a secret, a query or a header.
+Requests are gathered for a moment; a thread makes lines of them and writes these. No line has a secret, a query or a
+header.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from pathlib import Path
 from time import monotonic
 
 from gateway import metrics
-from gateway.log_sink import LogSink, json_line, timestamp
+from gateway.log_file import LogFile
 from gateway.recent_requests import FinishedRequest
-from gateway.renamed_file import LOOK_SECONDS, RenamedFile
 
 GATHERED_SECONDS = 0.25
 """So long at most, and then to the thread."""
 
 GATHERED_MAX = 512
 
-_WAITING_BYTES_MAX = 32 * 1024 * 1024
 _AT_ONCE_BYTES = 64 * 1024
 
 _REQUEST_BYTES = 1024
@@ -37,25 +34,13 @@ class AccessLog:
         self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
     ) -> None:
         """OSError where the file cannot be opened."""
-        self._process = process
-        self._wall = wall
-        self._file = RenamedFile(path, clock)
-        self._file.descriptor()
-        self._sink = LogSink(
-            self._file.descriptor,
-            self._lost_line,
-            metrics.ACCESS_LOST.add,
-            _WAITING_BYTES_MAX,
-            is_shared=True,
-            at_once_bytes=_AT_ONCE_BYTES,
-            look_seconds=LOOK_SECONDS,
-        )
+        self._file = LogFile(path, process, metrics.ACCESS_LOST.add, wall, clock, at_once_bytes=_AT_ONCE_BYTES)
         self._gathered: list[tuple[float, FinishedRequest]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request: FinishedRequest) -> None:
         """It is over."""
-        self._gathered.append((self._wall(), request))
+        self._gathered.append((self._file.now(), request))
         if len(self._gathered) >= GATHERED_MAX:
             self._hand_over()
         elif self._timer is None:
@@ -68,20 +53,17 @@ class AccessLog:
         gathered, self._gathered = self._gathered, []
         if gathered:
             size_bytes = sum(_REQUEST_BYTES + len(one.key or "") for _, one in gathered)
-            self._sink.write_all(map(self._line, gathered), len(gathered), size_bytes)
+            self._file.write_all(map(self._line, gathered), len(gathered), size_bytes)
 
     async def aclose(self) -> None:
         """Write what is left, as far as that is taken within a second."""
         self._hand_over()
-        await asyncio.to_thread(self._sink.close)
-        self._file.close()
+        await asyncio.to_thread(self._file.close)
 
     def _line(self, finished: tuple[float, FinishedRequest]) -> str:
         at, one = finished
-        return json_line(
+        return self._file.line(
             {
-                "time": timestamp(at),
-                "process": self._process,
                 "request_id": one.request_id,
                 "caller": one.caller,
                 "remote": one.remote,
@@ -96,8 +78,6 @@ class AccessLog:
                 "seconds": round(one.seconds, 6),
                 "sent_bytes": one.sent_bytes,
                 "received_bytes": one.received_bytes,
-            }
+            },
+            at,
         )
-
-    def _lost_line(self, count: int) -> str:
-        return json_line({"time": timestamp(self._wall()), "process": self._process, "event": "lost", "lines": count})

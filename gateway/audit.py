@@ -1,8 +1,6 @@
 """The audit log: who has written and deleted what, and what operators did, a JSON line each, in a file.
 
-Every process appends to the same file, a line with one `write` (O_APPEND), so lines of several never mix. The file may
-be renamed at any time (logrotate): it is made anew within a second, and lines that come meanwhile go to the old one.
-No line holds a secret or a body. Nobody waits for it: lines that the disk does not take are lost, counted, and told.
+No line holds a secret or a body.
 """
 
 from __future__ import annotations
@@ -15,15 +13,10 @@ from time import monotonic
 from typing import Any
 
 from gateway import metrics
-from gateway.log_sink import LogSink, json_line, timestamp
-from gateway.renamed_file import LOOK_SECONDS, RenamedFile
+from gateway.log_file import LogFile
 
 KEYS_MAX = 1000
 """Of one request: as many as DeleteObjects has."""
-
-_WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""Of what is not written yet: a DeleteObjects names up to 1,000 keys of 1 KiB, which takes a few MiB here, and a line
-is made of each when it is written."""
 
 _PROBLEM_CHARACTERS_MAX = 1000
 
@@ -38,18 +31,7 @@ class AuditLog:
         self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
     ) -> None:
         """OSError where the file cannot be opened."""
-        self._process = process
-        self._wall = wall
-        self._file = RenamedFile(path, clock)
-        self._file.descriptor()
-        self._sink = LogSink(
-            self._file.descriptor,
-            self._lost_line,
-            metrics.AUDIT_LOST.add,
-            _WAITING_BYTES_MAX,
-            is_shared=True,
-            look_seconds=LOOK_SECONDS,
-        )
+        self._file = LogFile(path, process, metrics.AUDIT_LOST.add, wall, clock)
 
     def request(
         self,
@@ -67,11 +49,11 @@ class AuditLog:
         """A request to change something was answered: a line for each key that it names. `answer` has what the answer's
         head says of the object: its ETag, its version."""
         named = tuple(keys[:KEYS_MAX])
-        at = self._wall()
+        at = self._file.now()
         before = {"caller": caller, "remote": remote, "operation": operation, "bucket": bucket}
         after = {"status": status, "request_id": request_id, "received_bytes": received_bytes, **answer}
-        lines = (self._line({"event": "request", **before, "key": key, **after}, at) for key in named)
-        self._sink.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
+        lines = (self._file.line({"event": "request", **before, "key": key, **after}, at) for key in named)
+        self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
 
     def admin(self, *, remote: str | None, method: str, path: str, query: str, status: int) -> None:
         """Something was done over the admin port."""
@@ -88,14 +70,7 @@ class AuditLog:
 
     def close(self) -> None:
         """Write what is left, as far as that is taken within a second."""
-        self._sink.close()
         self._file.close()
 
     def _write(self, fields: dict[str, Any]) -> None:
-        self._sink.write(self._line(fields, self._wall()))
-
-    def _lost_line(self, count: int) -> str:
-        return self._line({"event": "lost", "lines": count}, self._wall())
-
-    def _line(self, fields: dict[str, Any], at: float) -> str:
-        return json_line({"time": timestamp(at), "process": self._process, **fields})
+        self._file.write(self._file.line(fields, self._file.now()))

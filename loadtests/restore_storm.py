@@ -6,7 +6,8 @@
 flushed. "Own files": each rank reads one of them. "The same files": all ranks read all of four of them, as ranks with
 replicated state do. Each time what lies in the page cache of them is dropped before (this takes root). fio reads the
 same number of bytes, direct, a job a file. What the origin is asked for meanwhile is counted. All on all cores, the
-clients too, which throw away what they receive.
+clients too, which throw away what they receive. A second gateway has two workers, and is started anew each time, since
+pages that two processes have mapped cannot be dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SHARED = 4
 _PART_BYTES = 8 * 1024**2
 _PARTS = 16
 _FLUSHED_SECONDS_MAX = 300.0
-_OWN, _SAME, _FIO = "own files", "the same files", "fio, direct"
+_OWN, _SAME, _TWO, _FIO = "own files", "the same files", "own files, two workers", "fio, direct"
 
 
 class _Bench:
@@ -47,24 +48,34 @@ class _Bench:
         cache = {"persistent": True}
         ours = gateway(self.origin, slot=RESTORED, cache=cache, cores=cores)
         self.ours: Gateway = stack.enter_context(ours)
+        two = gateway(self.origin, slot=RESTORED, cache=cache, cores=cores, server={"workers": 2})
+        self.two: Gateway = stack.enter_context(two)
         os.sched_setaffinity(0, cores)  # the ranks inherit it
         self.ranks: Ranks = stack.enter_context(ranks(_RANKS, self.ours.address))
         self.parts = options.of(_PARTS)
-        self.paths = [f"/{BUCKET}/step-100/__{rank}_0.distcp" for rank in range(_RANKS)]
+        self.paths, self.paths_of_two = (
+            [f"/{BUCKET}/{save}/__{rank}_0.distcp" for rank in range(_RANKS)] for save in ("step-100", "step-200")
+        )
 
     def save(self) -> None:
         """Until the origin has it, and it lies in the cache."""
+        for gateway_of in (self.ours, self.two):
+            first = Saver(gateway_of.address, Part.of(b""))
+            first.put("first", b"x")  # the first write to a bucket goes through
+            first.close()
+        self._save(self.ours.address, self.paths)
+        self.origin.until_it_has(1 + _RANKS, _FLUSHED_SECONDS_MAX)
+        self._save(self.two.address, self.paths_of_two)
+        self.origin.until_it_has(1 + 2 * _RANKS, _FLUSHED_SECONDS_MAX)
+        self.origin.until_quiet()
+
+    def _save(self, address: tuple[str, int], paths: Sequence[str]) -> None:
         part = Part.of(os.urandom(_PART_BYTES))
-        first = Saver(self.ours.address, part)
-        first.put("first", b"x")  # the first write to a bucket goes through
-        first.close()
-        savers = [Saver(self.ours.address, part) for _ in self.paths]
-        keys = [path.removeprefix(f"/{BUCKET}/") for path in self.paths]
+        savers = [Saver(address, part) for _ in paths]
+        keys = [path.removeprefix(f"/{BUCKET}/") for path in paths]
         at_once([partial(saver.save, key, self.parts) for saver, key in zip(savers, keys, strict=True)])
         for saver in savers:
             saver.close()
-        self.origin.until_it_has(1 + len(keys), _FLUSHED_SECONDS_MAX)
-        self.origin.until_quiet()
 
     def restore(self, paths: Sequence[Sequence[str]]) -> Restored:
         self.ours.forget_pages()
@@ -76,6 +87,13 @@ class _Bench:
     def same(self) -> Restored:
         shared = self.paths[:_SHARED]
         return self.restore([shared[rank % _SHARED :] + shared[: rank % _SHARED] for rank in range(_RANKS)])
+
+    def own_of_two_workers(self) -> Restored:
+        self.two.process.terminate()
+        machine.forget_pages(self.two.process.directory)
+        self.two.process.start()
+        with ranks(_RANKS, self.two.address) as ready:
+            return ready.restore([[path] for path in self.paths_of_two])
 
     def bare(self) -> float:
         """fio, of as many files of that size, which lie beside the cache."""
@@ -105,7 +123,9 @@ def test(options: Options) -> Report:
     report.tables += [Measured("bytes to all ranks", "MiB/s", rates), Measured("last rank / first", "times", spreads)]
     if _FIO in rates:
         report.verdicts.append(Verdict("own files, forebay / fio", ratio_of(rates[_OWN], rates[_FIO]), at_least(0.8)))
-        report.verdicts.append(Verdict("the same files, forebay / fio", ratio_of(rates[_SAME], rates[_FIO])))
+        report.verdicts += [
+            Verdict(f"{name}, forebay / fio", ratio_of(rates[name], rates[_FIO])) for name in (_SAME, _TWO)
+        ]
     report.verdicts += [
         Verdict(f"{name}: last rank's time / first's", mean_of(values), at_most(1.5))
         for name, values in spreads.items()
@@ -130,6 +150,7 @@ def _rounds(bench: _Bench, rounds: int, report: Report) -> Mapping[str, list[flo
     works: dict[str, Callable[[], None]] = {
         _OWN: partial(note, _OWN, bench.own),
         _SAME: partial(note, _SAME, bench.same),
+        _TWO: partial(note, _TWO, bench.own_of_two_workers),
     }
     if absent := tools.missing("fio"):
         report.notes += absent

@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway import access_log, metrics, renamed_file
+from gateway import access_log, log_file, metrics
 from gateway.access_log import GATHERED_MAX, AccessLog
+from gateway.log_file import LOOK_SECONDS
 from gateway.recent_requests import FinishedRequest
-from gateway.renamed_file import LOOK_SECONDS
 from tests.support.finished import FINISHED, finished
 
 
@@ -47,7 +47,7 @@ def run(path: Path, scenario: Callable[[AccessLog, Hands], Awaitable[None]]) -> 
 
 async def drained(log: AccessLog) -> None:
     log._hand_over()
-    assert await asyncio.to_thread(log._sink.drain, 10.0)
+    assert await asyncio.to_thread(log._file._sink.drain, 10.0)
 
 
 def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
@@ -82,13 +82,17 @@ def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_every_field_is_documented() -> None:
+def test_every_field_is_documented(tmp_path: Path) -> None:
     """In docs/operations.md, where the access log has its section."""
     text = (Path(__file__).resolve().parents[1] / "docs" / "operations.md").read_text(encoding="utf-8")
     section = text.split("## Access log\n")[1].split("\n## ")[0]
-    log = AccessLog.__new__(AccessLog)
-    log._process = "worker0"
-    for name in orjson.loads(log._line((0.0, FINISHED))):
+
+    async def scenario(log: AccessLog, _clock: Hands) -> None:
+        log.add(FINISHED)
+
+    run(tmp_path / "a", scenario)
+    [line] = lines(tmp_path / "a")
+    for name in line:
         assert f"`{name}`" in section, name
 
 
@@ -156,10 +160,10 @@ def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:
     count = 80 * GATHERED_MAX
 
     async def scenario(log: AccessLog, _clock: Hands) -> None:
-        with log._sink._change:  # the thread that writes gets nothing
+        with log._file._sink._change:  # the thread that writes gets nothing
             for _ in range(count):
                 log.add(FINISHED)
-            assert log._sink._waiting_bytes <= access_log._WAITING_BYTES_MAX
+            assert log._file._sink._waiting_bytes <= log_file._WAITING_BYTES_MAX
             assert not log._gathered
         await drained(log)
 
@@ -196,7 +200,7 @@ def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
 
 
 def _numbered(number: int, log: AccessLog) -> FinishedRequest:
-    return finished(key=f"{log._process}-{number}")
+    return finished(key=f"{log._file._process}-{number}")
 
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
@@ -204,12 +208,11 @@ def test_nobody_keeps_a_file_that_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
 ) -> None:
     """Also where no request comes: it would take its room on the disk, which somebody has just made."""
-    monkeypatch.setattr(access_log, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(renamed_file, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(log_file, "LOOK_SECONDS", 0.01)
     path = tmp_path / "sub" / "a"
     path.parent.mkdir()
 
-    async def scenario(log: AccessLog, _clock: Hands) -> None:
+    async def scenario(log: AccessLog, clock: Hands) -> None:
         log.add(FINISHED)
         await drained(log)
         removed = path.stat()
@@ -218,7 +221,8 @@ def test_nobody_keeps_a_file_that_was_removed(
             if not is_made_anew:
                 path.parent.rmdir()
             async with asyncio.timeout(30):
-                while any(os.path.samestat(one, removed) for one in _opened_for_writing()):  # noqa: ASYNC110
+                while any(os.path.samestat(one, removed) for one in _opened_for_writing()):
+                    clock.now += 0.01
                     await asyncio.sleep(0.01)
 
     run(path, scenario)

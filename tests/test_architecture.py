@@ -27,7 +27,7 @@ LEAVES = {
 LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "progress_rate", "rate_limited_log", "steps", "thread_priority"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
-COUNTING |= {"access_log", "recent_requests", "renamed_file", "tracing"}
+COUNTING |= {"access_log", "recent_requests", "log_file", "tracing"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {

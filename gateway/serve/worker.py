@@ -10,7 +10,9 @@ from gateway.config import ServerSettings
 from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
+from gateway.edge.server.listener import ConnectionCounts
 from gateway.edge.server.prepared import PreparedRequests
+from gateway.heartbeats import Heartbeats
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 
@@ -38,6 +40,12 @@ async def serve_s3(context: ChildContext) -> None:
             app.access,
             app.tracer,
         )
+        counts = ConnectionCounts(
+            config.metrics_directory / "connections",
+            context.number,
+            settings.server.workers,
+            Heartbeats(config.heartbeats),
+        )
         server = S3Server(
             app,
             sockets=context.listeners,
@@ -45,6 +53,7 @@ async def serve_s3(context: ChildContext) -> None:
             tls=_tls(settings.server),
             prepared=prepared,
             on_refused=app.observer.refused,
+            counts=counts,
         )
         callers = _LiveCallers(app, prepared, live, context.stop)
 
@@ -59,6 +68,7 @@ async def serve_s3(context: ChildContext) -> None:
             with live.following(follow):
                 await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
+            counts.close()
             prepared.close()
             await callers.close()
 

@@ -52,6 +52,9 @@ from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error
 
+IDLE_SECONDS = 1.0
+"""A connection that has waited longer for a request is not at work."""
+
 FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
 
@@ -148,6 +151,7 @@ class S3Connection(HttpToolsProtocol):
         if self.wire is not None:
             self.wire.detach()  # the transport closes it
             self.wire = None
+        self.shared.on_closed()
         if not self.connections:
             self.shared.nothing_open.set()
 
@@ -278,6 +282,10 @@ class S3Connection(HttpToolsProtocol):
     def waits_for_request(self) -> bool:
         """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
         return self._input is Input.HEAD
+
+    def is_idle(self, now: float) -> bool:
+        """Whether its client has asked for nothing for IDLE_SECONDS."""
+        return self._input is Input.HEAD and not self._received and now - self.waits_since > IDLE_SECONDS
 
     @property
     def lingers(self) -> bool:

@@ -7,6 +7,15 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from pathlib import Path
+
+from gateway.atomic_write import map_shared
+from gateway.heartbeats import PROCESSES_MAX, Heartbeats
+
+DEFERRED_SECONDS = 0.002
+"""So long a process leaves a connection to those that have fewer; then it takes it itself."""
+
+_COUNT_BYTES = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -15,17 +24,61 @@ _TCP_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
+class ConnectionCounts:
+    """How many connections each process has at work that accepts from the same sockets, in memory that they share."""
+
+    def __init__(self, path: Path, process: int, processes: int, heartbeats: Heartbeats) -> None:
+        """Of the process with this number, of so many. `path` is made where it does not exist; OSError. `heartbeats`
+        are closed with this."""
+        self._map = map_shared(path, PROCESSES_MAX * _COUNT_BYTES)
+        self._counts = memoryview(self._map).cast("Q")  # one more than there are; 0: it does not accept
+        self._process = process
+        self._others = [number for number in range(processes) if number != process]
+        self._heartbeats = heartbeats
+        self.leave()
+
+    def tell(self, count: int) -> None:
+        """This process accepts, and has so many."""
+        self._counts[self._process] = count + 1
+
+    def leave(self) -> None:
+        """This process does not accept."""
+        self._counts[self._process] = 0
+
+    def others_have_fewer(self, count: int) -> bool:
+        """Whether a process that accepts, and turns, has fewer."""
+        counts = self._counts
+        return any(0 < counts[other] <= count and not self._heartbeats.is_hung(other) for other in self._others)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._counts.release()
+        self._map.close()
+        self._heartbeats.close()
+
+
 class Listener:
     """Takes one connection per turn of the event loop, so that the processes that share the socket share the work.
 
     (`loop.create_server` would take up to its whole backlog at once.)
+    The kernel wakes all of them, and often the same one is the first. `is_others_turn` is asked before each connection:
+    others then get a moment to take it. Clients keep their connections for long, so what was shared out unevenly
+    stays so: without it one of two processes gets 15 of 16.
     The socket belongs to the listener: `close` closes this process's descriptor and leaves those of others open.
     """
 
-    def __init__(self, listening: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        on_connection: Callable[[socket.socket], None],
+        is_others_turn: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._socket = listening
         self._on_connection = on_connection
+        self._is_others_turn = is_others_turn
         self._accepting = False
+        self._deferred: asyncio.TimerHandle | None = None
+        self._has_deferred = False
         listening.setblocking(False)
 
     def resume(self) -> None:
@@ -37,7 +90,11 @@ class Listener:
     def pause(self) -> None:
         """Leave connections in the kernel's queue. Idempotent."""
         if self._accepting:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            if self._deferred is not None:
+                self._deferred.cancel()
+                self._deferred = None
+            else:
+                asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._accepting = False
 
     def close(self) -> None:
@@ -45,7 +102,21 @@ class Listener:
         self.pause()
         self._socket.close()
 
+    def _defer(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        self._deferred = loop.call_later(DEFERRED_SECONDS, self._defer_no_longer)
+        self._has_deferred = True
+
+    def _defer_no_longer(self) -> None:
+        self._deferred = None
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
     def _accept(self) -> None:
+        if not self._has_deferred and self._is_others_turn():
+            self._defer()
+            return
+        self._has_deferred = False
         try:
             connection, _ = self._socket.accept()
         except _GONE_ALREADY:

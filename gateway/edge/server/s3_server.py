@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.listener import Listener
+from gateway.edge.server.listener import ConnectionCounts, Listener
 from gateway.edge.server.prepared import PreparedRequests
 from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.response import not_encrypted, too_many_connections
@@ -87,14 +87,20 @@ class S3Server:
         receive_threads: ReceiveThreads | None = None,
         prepared: PreparedRequests | None = None,
         on_refused: Callable[[int], None] = lambda _: None,
+        counts: ConnectionCounts | None = None,
     ) -> None:
+        """`counts` are shared with those that accept from the same sockets; None: there are none."""
         self._prepared = prepared
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
         self._tls = tls.context() if tls is not None else None
         self._state = S3ServerState(self._limits, on_refused)
         self._config = _uvicorn_config(app)
-        self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
+        self._state.on_closed = self._tell_count
+        self._counts = counts
+        self._idle_connections = 0
+        """At the last sweep."""
+        self._listeners = [Listener(listening, self._on_connection, self._is_others_turn) for listening in sockets]
         self._openings: dict[asyncio.Task[None], None] = {}
         self._connections_max = self._limits.connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._all_at_work = False
@@ -157,10 +163,25 @@ class S3Server:
         opening = asyncio.create_task(self._open(connection, too_many_connections() if refused else None))
         self._openings[opening] = None
         opening.add_done_callback(self._opened)
+        self._tell_count()
         if self.open_connections >= self._connections_max + self._limits.refused_connections:
             _logger.warning("%d connections are open: no more are accepted for now", self.open_connections)
             for listener in self._listeners:
                 listener.pause()
+
+    @property
+    def _connections_at_work(self) -> int:
+        return max(0, self.open_connections - self._idle_connections)
+
+    def _tell_count(self) -> None:
+        if self._counts is not None and not self._state.draining:
+            self._counts.tell(self._connections_at_work)
+
+    def _is_others_turn(self) -> bool:
+        if self._counts is None:
+            return False
+        self._tell_count()
+        return self._counts.others_have_fewer(self._connections_at_work)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         del self._openings[opening]
@@ -238,6 +259,8 @@ class S3Server:
         for listener in self._listeners:
             listener.close()
         self._listeners = []
+        if self._counts is not None:
+            self._counts.leave()
 
     # Time
 
@@ -246,8 +269,12 @@ class S3Server:
             await self._clock.sleep(self._limits.sweep_seconds())
             self._refresh_date()
             now = self._clock.monotonic()
-            for connection in tuple(self._state.connections):
-                cast("S3Protocol", connection).sweep(now)
+            idle_connections = 0
+            for connection in cast("tuple[S3Protocol, ...]", tuple(self._state.connections)):
+                connection.sweep(now)
+                idle_connections += connection.is_idle(now)
+            self._idle_connections = idle_connections
+            self._tell_count()
             self._accept_again()
 
     def _refresh_date(self) -> None:

@@ -36,11 +36,13 @@ def extent_of(content: bytes, offset: int) -> Extent:
 def evict(file: BlockFile) -> None:
     """Have the kernel take every page of a file, as it does when memory is short."""
     os.fdatasync(file.descriptor)
-    pages = file._pages
-    if pages is not None:
-        for _ in range(3):  # pages on their way through the kernel's lists stay when asked once
-            page_out(pages._address, os.fstat(file.descriptor).st_size // PAGE_BYTES * PAGE_BYTES)
-    drop_unmapped(file.descriptor, 0, 0)
+    pages, size_bytes = file._pages, os.fstat(file.descriptor).st_size
+    for _ in range(100):  # pages on their way through the kernel's lists stay when asked once
+        if pages is not None:
+            page_out(pages._address, size_bytes // PAGE_BYTES * PAGE_BYTES)
+        drop_unmapped(file.descriptor, 0, 0)
+        if not Residency()._cached_pages(file.descriptor, 0, size_bytes):
+            break
 
 
 def pages_in_memory(file: BlockFile, offset: int, count: int) -> int:

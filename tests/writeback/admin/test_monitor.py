@@ -16,8 +16,25 @@ from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.flushing.state import OTHERS
 from gateway.writeback.journal.records import Priority, Turn
+from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part
 from tests.support.writeback_admin import AdminHarness
+
+
+class LookingClock:
+    """The buffer's clock, as the monitor has it: it is known when the monitor sleeps, so when no look is under way."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.now, self.monotonic = clock.now, clock.monotonic
+        self.sleeps_seconds = 0.0
+        self.asleep = asyncio.Event()
+        self._clock = clock
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps_seconds = seconds
+        self.asleep.set()
+        await self._clock.sleep(seconds)
+        self.asleep.clear()
 
 
 class Monitored:
@@ -31,7 +48,8 @@ class Monitored:
         self.journal: tuple[int, int, int] | None = None
         self._overview = PendingQueries(path / "seen")
         self._path = path
-        monitor = PendingMonitor(self._overview, ["slot"], self.harness.buffer.clock, self)
+        self._clock = LookingClock(self.harness.buffer.clock)
+        monitor = PendingMonitor(self._overview, ["slot"], self._clock, self)
         self._running = asyncio.create_task(monitor.run())
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
@@ -52,13 +70,13 @@ class Monitored:
         (self._path / "seen").symlink_to(self._path)
 
     async def looked(self) -> None:
-        """It has looked anew: not only ended a look that was under way."""
+        """It has looked once more. No time passes while it looks."""
         async with asyncio.timeout(60):
-            for _ in range(2):
-                self.journal = None
-                while self.journal is None:
-                    await self.harness.buffer.clock.advance(LOOK_SECONDS)
-                    await self.harness.buffer.still()
+            await self._clock.asleep.wait()
+            self.journal = None
+            await self.harness.buffer.clock.advance(self._clock.sleeps_seconds)
+            await self._clock.asleep.wait()
+        assert self.journal is not None
 
     async def close(self) -> None:
         self._running.cancel()
