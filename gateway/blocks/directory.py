@@ -241,6 +241,10 @@ class BlockDirectory:
         self.index.lower_ceiling(self._now(), bytes_min)
         return self.shrink()
 
+    def grow_again(self, step_bytes_min: int) -> None:
+        """Hold more, after somebody else has filled the disk and has made room since. OSError as the disk says it."""
+        self.index.raise_ceiling(self._now(), self.store.free_bytes, step_bytes_min)
+
     def try_index(self) -> None:
         """Have the index take something; StoreUnavailable when it does not."""
         self._with_room_in_index(self.index.try_writing)

@@ -83,10 +83,15 @@ HOLDINGS_SECONDS = 0.5
 """How long what other processes change may go unseen where slots are compared."""
 
 GROW_SECONDS = 600.0
-"""After a full disk, the whole capacity is tried again."""
+"""After a full disk, the whole capacity is tried again at the latest."""
 
 LOWERED_SECONDS = 5.0
-"""All processes together give back room once in so long."""
+"""All processes together give back room once in so long. So long after it, what the file system says is free is not
+believed: twice as long each time that the disk is full again within GROW_SECONDS, as with a quota, which it does not
+know."""
+
+GROWN_PART = 2
+"""Of what is free, this part is taken at once: somebody else may want some, too."""
 
 LOWERED_PART = 64
 
@@ -95,7 +100,7 @@ TRIED_ROWS = 64
 ROWS_LOOKED_AT_MAX = 64
 """By a question that is asked on the event loop."""
 
-_WRITTEN, _CEILING = b"written", b"ceiling"
+_WRITTEN, _CEILING, _CEILING_KEPT = b"written", b"ceiling", b"ceiling-kept"
 
 
 Standing: TypeAlias = Literal["here", "evicted", "unknown"]
@@ -499,13 +504,30 @@ class BlockIndex:
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
             held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
+            [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
             if not 0 <= now - lowered_at < GROW_SECONDS:
-                ceiling_bytes, floor_bytes = held_bytes, held_bytes // 2
+                ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
+            transaction.set_counter(_CEILING_KEPT, layout.pack_numbers(kept_seconds))
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
             packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             transaction.set_counter(_CEILING, packed)
             return True
+
+    def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
+        """Have the directory hold more again, as far as the file system has room."""
+        if self.ceiling_bytes(now) is None:
+            return
+        with self.writing() as transaction:
+            ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+            [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            if now - lowered_at < kept_seconds:
+                return
+            held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
+            raised_bytes = held_bytes + free_bytes() // GROWN_PART
+            if raised_bytes >= ceiling_bytes + step_bytes_min:
+                transaction.set_counter(_CEILING, layout.pack_numbers(raised_bytes, floor_bytes, lowered_at))
 
     def try_writing(self) -> None:
         """Have the index take as much as a batch of blocks needs, and give it back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.reading.sources import ReadDependencies
@@ -36,6 +37,7 @@ class Maintenance:
             await self._drop_evicted()
             await self.flush_accesses()
             await self._retry_unlinks()
+            await self._grow_again()
 
     async def _drop_evicted(self) -> None:
         """What is evicted takes room as long as it is open; while nothing changes in the index, nothing is evicted."""
@@ -73,6 +75,13 @@ class Maintenance:
         self._unlinks_tried_at = now
         with suppress(StoreUnavailable):  # told to the isolation already
             await tools.threads.index(tools.directory.retry_unlinks)
+
+    async def _grow_again(self) -> None:
+        tools = self._tools
+        directory = tools.directory
+        with suppress(StoreUnavailable, OSError):  # told to the isolation already, or at the next write
+            if tools.isolation.writable and directory.capacity is not directory.configured_capacity:
+                await tools.threads.index(partial(directory.grow_again, tools.settings.block_size_bytes))
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:

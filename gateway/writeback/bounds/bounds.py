@@ -422,8 +422,10 @@ class Bounds:
         return False
 
     def unused_bytes(self) -> int:
-        """What of the disk is for the buffers, and not written yet: what they may hold, and the journal's margin."""
-        return MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
+        """What of the disk is for the buffers, and not written yet: what they may hold, the journal's margin, and as
+        much again: the journal's log and other small files grow while the buffer fills, and with the margin alone the
+        last body would have to wait until the cache has yielded."""
+        return 2 * MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:
         """The disk has failed to take something: it is left alone for a moment. Told once in that time."""

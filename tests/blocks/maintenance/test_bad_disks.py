@@ -216,8 +216,11 @@ def test_a_disk_that_somebody_else_fills_makes_the_cache_smaller(tmp_path: Path)
             assert observer.disk_states == ["well", "full", "well"]
             assert 30 <= cache.usage().blocks < 40
             others.unlink()
-            clock.advance(GROW_SECONDS)
-            await pass_until(clock, lambda: cache._tools.directory.capacity.total_bytes == 26 * MIB)
+            for version in versions * 3:  # it takes half of what is free at a time
+                await read(cache, version)
+                await cache.settle()
+                clock.advance(1.0)
+                await asyncio.sleep(0)
             for version in versions:
                 await read(cache, version)
             await cache.settle()
@@ -312,4 +315,52 @@ def test_a_disk_that_stays_full_gets_back_half_at_most_however_often_it_is_tried
         clock.advance(LOWERED_SECONDS)
         opened.blocks.give_back(64 * KIB)
     assert 0.48 * held_bytes <= opened.blocks.index.usage().used_bytes <= 0.5 * held_bytes
+    opened.close()
+
+
+def test_there_is_room_again_and_the_cache_grows_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By half of what is free, as somebody else may want some; not while it has just been full, and the later the more
+    often it was: a quota, say, that the file system does not know of."""
+    clock, capacity_bytes, step_bytes = TestClock(), 40 * MIB, 64 * KIB
+    opened = open_directory(BlockSettings(tmp_path / "c", capacity_bytes, 64 * KIB), 0, clock.now)
+    append_all(SegmentAppender(opened.blocks), small_blocks("k", 320, 60_000))
+    free = {"bytes": 0}
+    monkeypatch.setattr(BlockStore, "free_bytes", lambda _: free["bytes"])
+    blocks = opened.blocks
+
+    def held_bytes() -> int:
+        return blocks.index.usage().used_bytes
+
+    blocks.give_back(step_bytes)
+    lowered_bytes = blocks.capacity.total_bytes
+    free["bytes"] = 4 * MIB
+    blocks.grow_again(step_bytes)
+    assert blocks.capacity.total_bytes == lowered_bytes, "it has just been full"
+    clock.advance(LOWERED_SECONDS)
+    free["bytes"] = step_bytes
+    blocks.grow_again(step_bytes)
+    assert blocks.capacity.total_bytes == lowered_bytes, "that is no room"
+    free["bytes"] = 4 * MIB
+    blocks.grow_again(step_bytes)
+    assert blocks.capacity.total_bytes == held_bytes() + 2 * MIB
+    append_all(SegmentAppender(blocks), small_blocks("l", 80, 60_000))
+    assert held_bytes() <= blocks.capacity.total_bytes
+    free["bytes"] = 1024 * MIB
+    blocks.grow_again(step_bytes)
+    assert blocks.capacity is blocks.configured_capacity
+
+    for waits in (2, 4, 8):  # it is full again, and again
+        blocks.give_back(step_bytes)
+        lowered_bytes = blocks.capacity.total_bytes
+        clock.advance(waits * LOWERED_SECONDS - 1)
+        blocks.grow_again(step_bytes)
+        assert blocks.capacity.total_bytes == lowered_bytes
+        clock.advance(1)
+        blocks.grow_again(step_bytes)
+        assert blocks.capacity is blocks.configured_capacity
+    clock.advance(GROW_SECONDS)
+    blocks.give_back(step_bytes)
+    clock.advance(LOWERED_SECONDS)
+    blocks.grow_again(step_bytes)
+    assert blocks.capacity is blocks.configured_capacity, "it is long ago"
     opened.close()

@@ -161,9 +161,9 @@ def test_slots_do_not_take_each_others_room(tmp_path: Path) -> None:
         assert await bounds.take("key", 1000, 0) is None
         assert await bounds_of(buffer, "b").take("key", 1000, 0) is None
         assert buffer.bounds.of("unknown") is None
-        assert buffer.bounds.unused_bytes() == 2000 + CHECKSUM_BYTES + MARGIN_BYTES
+        assert buffer.bounds.unused_bytes() == 2000 + CHECKSUM_BYTES + 2 * MARGIN_BYTES
         await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
-        assert buffer.bounds.unused_bytes() == 1400 + CHECKSUM_BYTES + MARGIN_BYTES
+        assert buffer.bounds.unused_bytes() == 1400 + CHECKSUM_BYTES + 2 * MARGIN_BYTES
 
     with_bounds(tmp_path, scenario, slot(), slot("b"))
 
@@ -381,7 +381,7 @@ def test_checksums_find_room_on_the_disk_too(tmp_path: Path, monkeypatch: pytest
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
         free = {"bytes": MARGIN_BYTES + size_bytes + checksums_bytes - 1}
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free["bytes"], f_frsize=1))
-        assert buffer.bounds.unused_bytes() == MARGIN_BYTES + size_bytes + checksums_bytes
+        assert buffer.bounds.unused_bytes() == 2 * MARGIN_BYTES + size_bytes + checksums_bytes
         assert await bounds.take("key", size_bytes, 0) is Bound.DISK
         free["bytes"] += 1
         await clock.advance(1)
