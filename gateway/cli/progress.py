@@ -22,11 +22,12 @@ from gateway.progress_rate import ProgressRate
 _WINDOW_SECONDS = 60.0
 
 
-class _RateColumn(ProgressColumn):
-    """Bytes per second, in the units that everything else here has."""
+class RateColumn(ProgressColumn):
+    """Bytes per second, in the units that everything else here has: as the task's field `bytes_per_second` says, where
+    it has one."""
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
+        speed = task.finished_speed or task.fields.get("bytes_per_second", task.speed)
         return Text("" if speed is None else f"{size_text(speed)}/s", style="progress.data.speed")
 
 
@@ -54,7 +55,7 @@ class LeftColumn(ProgressColumn):
 def bytes_progress(*, quiet: bool) -> Progress:
     """Of work whose bytes are known."""
     moved = DownloadColumn(binary_units=True)
-    return _progress(TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), LeftColumn(), quiet=quiet)
+    return _progress(TextColumn("{task.description}"), BarColumn(), moved, RateColumn(), LeftColumn(), quiet=quiet)
 
 
 def listing_progress(*, quiet: bool) -> Progress:

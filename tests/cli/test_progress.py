@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.progress import Progress
 
-from gateway.cli.progress import LeftColumn
+from gateway.cli.progress import LeftColumn, RateColumn
 
 
 def test_a_bar_says_how_long_the_rest_takes_once_that_is_known() -> None:
@@ -28,11 +28,13 @@ def test_a_bar_says_how_long_the_rest_takes_once_that_is_known() -> None:
 
 
 def test_a_job_tells_itself_how_long_it_takes() -> None:
-    """It knows what is on its way, and is not shown as done."""
-    column = LeftColumn()
+    """And how fast it goes: it knows what is on its way, and is not shown as done."""
+    column, of_rate = LeftColumn(), RateColumn()
     with Progress(column, disable=True) as bar:
         number = bar.add_task("warm", total=1000, seconds_left=None)
         [task] = bar.tasks
         assert column.render(task).plain == "-:--:--"
-        bar.update(number, completed=10, seconds_left=99.6)
+        assert of_rate.render(task).plain == ""
+        bar.update(number, completed=10, seconds_left=99.6, bytes_per_second=2.0 * 2**20)
         assert column.render(task).plain == "0:01:40"
+        assert of_rate.render(task).plain == "2.0 MiB/s"
