@@ -24,7 +24,8 @@ LEAVES = {
     "heartbeats",
     "immutable",
 }
-LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "rate_limited_log", "steps", "thread_priority", "trace_context"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "progress_rate", "rate_limited_log", "steps"}
+LEAVES |= {"thread_priority", "trace_context"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
 COUNTING |= {"access_log", "log_file", "metric_reading", "recent_requests", "tracing"}

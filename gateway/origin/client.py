@@ -60,12 +60,9 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 """Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
 
 
-def _by_nobody() -> bool:
-    return False
-
-
-IS_AWAITED: ContextVar[Callable[[], bool]] = ContextVar("origin_is_awaited", default=_by_nobody)
-"""Whether somebody waits for what a request is part of, though its purpose does not say so. It may change meanwhile."""
+IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
+"""Whether somebody waits for what a request is part of, whatever it was begun for. It may change meanwhile. None: its
+purpose says so."""
 
 
 @immutable
