@@ -45,7 +45,7 @@ help:  ## show this list
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
 
-drill: $(STAMPS)/test  ## nine incidents on real gateways, and whether what these say leads to the cause; rewrites docs/incident-drill.md
+drill: $(STAMPS)/test  ## ten incidents on real gateways, and whether what these say leads to the cause; rewrites docs/incident-drill.md
 	@$(BIN)/python -m tools.incident_drill --write docs/incident-drill.md
 
 test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)

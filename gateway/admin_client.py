@@ -530,10 +530,19 @@ class Checkpoint(Answer):
         return f"s3://{self.bucket}/{self.prefix}"
 
 
+class UngroupedObjects(Answer):
+    """Objects that belong to no checkpoint."""
+
+    objects: int
+    first: str
+    slot: str | None
+
+
 class CheckpointPage(Answer):
     """`/api/v1/checkpoints`."""
 
     checkpoints: list[Checkpoint]
+    ungrouped: UngroupedObjects | None = None
 
 
 class ExplainedSlot(Answer):

@@ -34,7 +34,8 @@ class Heartbeats:
     def __init__(self, path: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._map = map_shared(path, FILE_BYTES)
         self._stamps = memoryview(self._map).cast("Q")
-        self._now_ns = now_ns
+        self.now_ns = now_ns
+        """Of a clock that all processes of the machine have in common."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -43,7 +44,7 @@ class Heartbeats:
 
     def beat(self, process: int) -> None:
         """The process with this number turns."""
-        self._stamps[process] = self._now_ns()
+        self._stamps[process] = self.now_ns()
 
     def stamp(self, process: int) -> int:
         """The process's last time stamp: another one than before, where it has turned since."""
@@ -51,7 +52,7 @@ class Heartbeats:
 
     def is_hung(self, process: int) -> bool:
         """Whether a process has not turned for HUNG_SECONDS. One that has never turned counts as hung."""
-        return self._now_ns() - self._stamps[process] > HUNG_SECONDS * 1e9
+        return self.now_ns() - self._stamps[process] > HUNG_SECONDS * 1e9
 
     @asynccontextmanager
     async def beating(self, process: int) -> AsyncIterator[None]:

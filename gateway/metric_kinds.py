@@ -12,15 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client
 import structlog
-from prometheus_client import CollectorRegistry, generate_latest, values
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client import values
+from prometheus_client.multiprocess import mark_process_dead
 
 from gateway.atomic_write import set_aside
 from gateway.metric_values import GROWTH_BYTES, SharedValues, Value
@@ -30,7 +27,6 @@ _log = structlog.get_logger("forebay.metrics")
 LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _KINDS = ("counter", "histogram", "gauge_livesum", "gauge_mostrecent")
-_READS_MAX = 3
 _BYTES_OF_SLOT = 12288
 """For the numbers of one slot in a process's files, where most of what can happen in it has happened."""
 
@@ -42,6 +38,18 @@ GONE = "(gone)"
 """The name under which the numbers of what is no more stand together: of slots, credentials and classes."""
 
 _Labels = Mapping[str, str]
+
+
+class Known(NamedTuple):
+    """What may be counted of: slots, origins, processes, credentials, by the label that names them. `together`: where
+    several labels name one, all of them."""
+
+    values: Mapping[str, Sequence[str]]
+    together: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]] = {}
+
+    def with_slots(self, slots: Sequence[str]) -> Known:
+        """The same with these slots instead."""
+        return self._replace(values={**self.values, "slot": slots})
 
 
 class _Names:
@@ -83,15 +91,16 @@ class Metric:
         self.values: Sequence[Mapping[str, Sequence[str]]] = (
             () if values is None else (values,) if isinstance(values, Mapping) else values
         )
-        """What labels may be (`slot`, `origin` and `process` need not be named): with all that go together in one of
-        these it stands at 0 from the start. Empty: it stands nowhere before it was counted."""
+        """What labels may be (those that `Known` has need not be named): with all that go together in one of these it
+        stands at 0 from the start. Empty: it stands nowhere before it was counted, but where `Known.together` says."""
 
         DECLARED.append(self)
 
-    def zeros(self, known: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, ...]]:
+    def zeros(self, known: Known) -> Iterable[tuple[str, ...]]:
         """The values of labels under which it stands from the start, where `known` says what else there is."""
         for together in self.values:
-            yield from product(*({**known, **together}.get(label, ()) for label in self.labels))
+            yield from product(*({**known.values, **together}.get(label, ()) for label in self.labels))
+        yield from known.together.get(self.labels, ())
 
     def reset(self) -> None:
         """Forget the children: what was counted in memory is gone, what was counted in files is read anew."""
@@ -373,125 +382,3 @@ def unshare() -> None:
 def forget_process(directory: Path, slot: str) -> None:
     """Take what a dead process left in its gauges (requests in flight, say) out of the sums. Its counters stay."""
     mark_process_dead(slot, str(directory))  # type: ignore[no-untyped-call]
-
-
-def exposition(directory: Path, known: Mapping[str, Sequence[str]] | None = None) -> bytes:
-    """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread.
-
-    `known`: slots (`slot`), origins (`origin`) and processes (`process`) that there are. What may be counted of them
-    stands at 0 before it was: `increase()` and `rate()` of a counter do not see the event by which it appears.
-    """
-    if known is None:
-        return generate_latest(_collected(directory))
-    families = {family.name: family for family in _collected(directory).collect()}
-    for metric in DECLARED:
-        name = metric.name.removesuffix("_total")
-        samples = families[name].samples if name in families else ()
-        counted = {tuple(one.labels.get(label) for label in metric.labels) for one in samples}
-        for label_values in metric.zeros(known):
-            if label_values not in counted:
-                family = families.setdefault(name, Family(name, metric.help, metric.kind))
-                _stand_at_zero(family, metric, dict(zip(metric.labels, label_values, strict=True)))
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry)
-
-
-def _stand_at_zero(family: Family, metric: Metric, labels: Mapping[str, str]) -> None:
-    if not isinstance(metric, Histogram):
-        family.add_sample(metric.name, dict(labels), 0.0)
-        return
-    for bound in (*metric.buckets_seconds, float("inf")):
-        family.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, 0.0)  # type: ignore[no-untyped-call]
-    family.add_sample(f"{metric.name}_count", dict(labels), 0.0)
-    family.add_sample(f"{metric.name}_sum", dict(labels), 0.0)
-
-
-class Reading:
-    """What all processes' numbers stand at, read once. Reads files: make it in a thread."""
-
-    def __init__(self, directory: Path) -> None:
-        self._samples = {family.name: family.samples for family in _collected(directory).collect()}
-
-    def by_labels(self, labels: Sequence[str], metric: Metric) -> dict[tuple[str, ...], float]:
-        """What a counter or a gauge stands at per values of labels, which it has."""
-        sums: dict[tuple[str, ...], float] = {}
-        for sample in self._samples.get(metric.name.removesuffix("_total"), ()):
-            if sample.name == metric.name and all(label in sample.labels for label in labels):
-                key = tuple(sample.labels[label] for label in labels)
-                sums[key] = sums.get(key, 0.0) + sample.value
-        return sums
-
-    def total(self, metric: Metric, **labels: str) -> float:
-        """The sum of the numbers that have these values of labels."""
-        names = tuple(labels)
-        wanted = tuple(labels.values())
-        return self.by_labels(names, metric).get(wanted, 0.0)
-
-    def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
-        """How many events there were of each of its buckets, and behind them all, with such a label."""
-        up_to: dict[float, float] = {}
-        for sample in self._samples.get(histogram.name, ()):
-            if sample.name == f"{histogram.name}_bucket" and counts(sample.labels[label]):
-                bound = float(sample.labels["le"])
-                up_to[bound] = up_to.get(bound, 0.0) + sample.value
-        found, before = [], 0.0
-        for bound in (*histogram.buckets_seconds, float("inf")):
-            found.append(int(up_to.get(bound, before) - before))
-            before = up_to.get(bound, before)
-        return found
-
-
-def by_label(read: Path | Reading, label: str, *metrics: Metric) -> list[dict[str, float]]:
-    """For each metric, what it stands at per value of one label. Of a directory, reads files: call it in a thread."""
-    return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
-
-
-def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
-    """The same per values of several labels, which all of the metrics have."""
-    reading = read if isinstance(read, Reading) else Reading(read)
-    return [reading.by_labels(labels, metric) for metric in metrics]
-
-
-def _collected(directory: Path) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_Files(directory))
-    return registry
-
-
-class _Families(Collector):
-    """Those that were read already."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Family]:
-        return self._families
-
-    def describe(self) -> Iterable[Family]:
-        return []
-
-
-class _Files(Collector):
-    """All slots' files; those that are there, where somebody has removed the directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def collect(self) -> Iterable[Family]:
-        helps = {metric.name.removesuffix("_total"): metric.help for metric in DECLARED}
-        for _ in range(_READS_MAX):
-            try:
-                # One that a process is just making is empty.
-                files = [str(path) for path in self._directory.glob("*.db") if path.stat().st_size]
-                found: list[Family] = list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
-                for family in found:
-                    family.documentation = helps.get(family.name, "")
-                return found
-            except FileNotFoundError:
-                continue
-        return []
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing is known before: registering reads no files."""
-        return []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -134,12 +136,17 @@ class SharedValues:
 
 
 class _WholeFile(MmapedDict):
-    """A file whose every page the file system has set aside: touching one that it has no room for kills the process."""
+    """A file whose every page the file system has set aside: touching one that it has no room for kills the process.
+
+    Bytes 4 to 7, which prometheus_client leaves alone, tell it from another one that had its name.
+    """
 
     def __init__(self, path: Path) -> None:
         """Made where it is not there. OSError."""
         set_aside(path, GROWTH_BYTES)
         super().__init__(os.fspath(path))  # type: ignore[no-untyped-call]
+        if not any(self._m[4:8]):
+            self._m[4:8] = (1 + secrets.randbelow(2**31 - 1)).to_bytes(4, sys.byteorder)
         self.path = path
         self.values: dict[str, SharedValue] = {}
 

@@ -28,6 +28,7 @@ _FLUSH_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.
 FailureKind = Literal[
     "unreachable",
     "credentials",
+    "clock",
     "refused",
     "no-bucket",
     "slow-down",
@@ -391,8 +392,9 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     "attempts",
     ("slot", "reason"),
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
-    "(there is no key to sign with, or the origin refuses it), refused (403), no-bucket, slow-down (too many requests),"
-    " origin-error (5xx), changed (others change the key meanwhile), disk (this node's) or other.",
+    "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
+    "key meanwhile), disk (this node's) or other.",
     values={"reason": FLUSH_FAILURES},
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
@@ -600,6 +602,7 @@ SMALL_ANSWERS = Counter(
     ("operation", "outcome"),
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
     "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+    values={"operation": ("HeadBucket", "GetBucketLocation"), "outcome": ("hit", "miss", "stale")},
 )
 SMALL_ANSWER_TROUBLES = Counter(
     "forebay_small_answer_troubles_total",
@@ -726,15 +729,21 @@ CALLER_REQUESTS = Counter(
     ("credential",),
     "Requests by credential: the access key id of [[credentials]], gateway (the gateway's own key pair), anonymous "
     "(unsigned) or none (refused before it was known).",
+    values={},
 )
 CALLER_SENT_BYTES = Counter(
-    "forebay_caller_sent_bytes_total", "bytes", ("credential",), "Bytes of bodies sent to clients, by credential."
+    "forebay_caller_sent_bytes_total",
+    "bytes",
+    ("credential",),
+    "Bytes of bodies sent to clients, by credential.",
+    values={},
 )
 CALLER_RECEIVED_BYTES = Counter(
     "forebay_caller_received_bytes_total",
     "bytes",
     ("credential",),
     "Bytes of bodies received from clients, by credential.",
+    values={},
 )
 CALLER_WAITS = Counter(
     "forebay_caller_waits_total",

@@ -206,5 +206,13 @@ class BorrowedBuffer:
 BodyPiece = bytes | memoryview | FileSpan | BorrowedBuffer
 """A piece of a response body: bytes in memory, or bytes of a file that need not pass through memory."""
 
+
+def size_of(piece: BodyPiece) -> int:
+    """How many bytes it has, or, of a buffer, its reader has taken."""
+    if isinstance(piece, FileSpan):
+        return piece.count
+    return piece.taken if isinstance(piece, BorrowedBuffer) else len(piece)
+
+
 BodyStream = AsyncGenerator[BodyPiece, None]
 """A response body in order. Closing the generator (`aclose`) gives back everything it holds."""

@@ -10,21 +10,26 @@ fetch that several wait for, belongs to the span of the one that began it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import random
 import re
+import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import structlog
 
 from gateway import metrics
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.recent_requests import FinishedRequest, is_error, shown
+from gateway.trace_context import RemoteSpan, remote_span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -43,49 +48,31 @@ WAITING_MAX = 2048
 _AT_ONCE = 512
 """Spans in one request to the collector."""
 
+EXPORT_SECONDS = 5.0
+"""So long the collector has for a batch: to be found and connected, to read it, to answer."""
+
+_ANSWER_BYTES_MAX = 64 * 1024
 _NAME_BYTES_MAX = 1024
-_EXPORT_SECONDS = 5.0
-_STATE_CHARACTERS_MAX = 512
 
 _log = RateLimitedLog(structlog.get_logger("forebay.tracing"))
 
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:([^\r\n]*)", re.IGNORECASE)
-
-
-class RemoteSpan(NamedTuple):
-    """The client's, as it says. `state` is its `tracestate`."""
-
-    trace_id: int
-    span_id: int
-    is_sampled: bool
-    state: str
-
-
-def remote_span(headers: Iterable[tuple[bytes, bytes]]) -> RemoteSpan | None:
-    """What a request says of the span that it belongs to; None: nothing, or nothing that could be."""
-    parents, states = list[str](), list[str]()
-    for name, value in headers:
-        if name == b"traceparent":
-            parents.append(value.decode("latin-1"))
-        elif name == b"tracestate":
-            states.append(value.decode("latin-1"))
-    found = _TRACEPARENT.fullmatch(parents[0].strip()) if len(parents) == 1 else None
-    state = ",".join(states)
-    if found is None or found[1] == "ff" or (found[1] == "00" and found[5] is not None):
-        return None
-    trace_id, span_id = int(found[2], 16), int(found[3], 16)
-    if not trace_id or not span_id:
-        return None
-    is_short = len(state) <= _STATE_CHARACTERS_MAX and state.isascii() and state.isprintable()
-    return RemoteSpan(trace_id, span_id, bool(int(found[4], 16) & 1), state if is_short else "")
 
 
 class Tracer:
     """Of one process. Event loop only; `close` at the end."""
 
-    def __init__(self, exporter: SpanExporter, service_name: str, version: str, process: str, ratio: float) -> None:
-        """`ratio` is the share of requests to trace of those whose clients say nothing."""
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        service_name: str,
+        version: str,
+        process: str,
+        ratio: float,
+        break_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ratio` is the share of requests to trace of those whose clients say nothing; `break_off` has what the
+        exporter waits for end."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -93,7 +80,7 @@ class Tracer:
 
         of_service = {"service.name": service_name, "service.version": version, "service.instance.id": process}
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(of_service), shutdown_on_exit=False)
-        self._exporter = _BoundedExporter(exporter)
+        self._exporter = _BoundedExporter(exporter, break_off)
         self._processor = BatchSpanProcessor(
             self._exporter, max_queue_size=2 * WAITING_MAX, max_export_batch_size=_AT_ONCE
         )
@@ -134,7 +121,7 @@ class Tracer:
         closing.start()
         closing.join(CLOSING_SECONDS)
         if closing.is_alive():
-            self._exporter.shutdown()
+            self._exporter.give_up()
 
 
 class RequestSpan:
@@ -206,15 +193,17 @@ class RequestSpan:
 
 
 class OriginSpan:
-    """One try of a request to the origin, up to the head of its answer. `headers` tell the origin of it."""
+    """One try of a request to the origin, up to the head of its answer."""
 
     def __init__(self, span: Span, exporter: _BoundedExporter, state: str) -> None:
-        self._span, self._exporter = span, exporter
-        context = span.get_span_context()
-        self.headers: Mapping[str, str] = {
-            "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}",
-            **({"tracestate": state} if state else {}),
-        }
+        self._span, self._exporter, self._state = span, exporter, state
+
+    def told(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """These headers with those that tell the origin of the span, in place of what the client said of its own."""
+        context = self._span.get_span_context()
+        parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+        others = {name: value for name, value in headers.items() if name != "tracestate"}
+        return others | {"traceparent": parent} | ({"tracestate": self._state} if self._state else {})
 
     def answered(self, status: int) -> None:
         """With this status."""
@@ -245,36 +234,85 @@ def open_tracer(endpoint_url: str, service_name: str, version: str, process: str
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each try
-        exporter = OTLPSpanExporter(endpoint_url, timeout=_EXPORT_SECONDS, session=_session())
-        return Tracer(exporter, service_name, version, process, ratio)
+        session, break_off = _session()
+        exporter = OTLPSpanExporter(endpoint_url, timeout=EXPORT_SECONDS, session=session)
+        return Tracer(exporter, service_name, version, process, ratio, break_off)
     except Exception as error:  # noqa: BLE001 - of code of others, which reads variables as it is imported
         log.error("nothing is traced: OpenTelemetry does not start", error=f"{type(error).__name__}: {error}")
         return None
 
 
-def _session() -> Any:
-    """What asks the collector. Where it is sent elsewhere that is a failure: the SDK takes it for a success."""
+def _session() -> tuple[Any, Callable[[], None]]:
+    """What asks the collector, and what breaks its connections off: each read has a bound, many small ones have none.
+
+    Where the collector sends it elsewhere that is a failure, which the SDK takes for a success. No more of an answer is
+    read than tells that.
+    """
     import requests
+    from requests.adapters import HTTPAdapter
+
+    connections: WeakSet[Any] = WeakSet()
+
+    def watched(pool: Any) -> Any:
+        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+            def connect(self) -> None:
+                connections.add(self)
+                super().connect()
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
+    @functools.cache  # a pool manager for each proxy is asked for again and again
+    def watch(manager: Any) -> None:
+        of_schemes = manager.pool_classes_by_scheme.items()
+        manager.pool_classes_by_scheme = {scheme: watched(pool) for scheme, pool in of_schemes}
+
+    class Adapter(HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
+            super().init_poolmanager(*arguments, **keywords)
+            watch(self.poolmanager)
+
+        def proxy_manager_for(self, *arguments: Any, **keywords: Any) -> Any:
+            manager = super().proxy_manager_for(*arguments, **keywords)
+            watch(manager)
+            return manager
 
     def judge(answer: Any, **_: Any) -> None:
-        if 300 <= answer.status_code < 400:
+        read = answer.raw.read(_ANSWER_BYTES_MAX + 1, decode_content=False)
+        if len(read) > _ANSWER_BYTES_MAX:
             answer.close()
+        answer._content, answer._content_consumed = b"", True  # the SDK would read on for its log
+        if 300 <= answer.status_code < 400:
             raise requests.TooManyRedirects(f"the collector says {answer.status_code}", response=answer)
+
+    def break_off() -> None:
+        for connection in list(connections):
+            with contextlib.suppress(OSError, AttributeError):  # it has no socket, or none any more
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     session = requests.Session()
     session.hooks["response"].append(judge)
-    return session
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter())
+    return session, break_off
 
 
 class _BoundedExporter:
-    """An exporter with no more than WAITING_MAX spans before it; what becomes of them is counted.
+    """An exporter with no more than WAITING_MAX spans before it, which has EXPORT_SECONDS for each batch; what becomes
+    of spans is counted.
 
-    Spans end on the event loop, and are exported by a thread of the SDK's: each counts in a number of its own.
+    Spans end on the event loop, and are exported by a thread of the SDK's: each counts in a number of its own. The
+    exporter has a thread of its own for each batch, which is left behind where it holds on: nothing else bounds the
+    look-up of a name. There is one such thread at most.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, break_off: Callable[[], None]) -> None:
+        """`break_off`: has what the exporter waits for end."""
         self._exporter = exporter
+        self._break_off = break_off
+        self._exporting: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._ended = self._exported = 0
+        self._is_over = False
 
     def end(self, span: Span) -> None:
         """Have a span exported, where there is room."""
@@ -285,22 +323,57 @@ class _BoundedExporter:
         self._ended += 1
         span.end()
 
+    def give_up(self) -> None:
+        """What is not exported by now is lost, and counted so."""
+        with self._lock:
+            self._is_over = True
+            lost, self._exported = self._ended - self._exported, self._ended
+        if lost:
+            metrics.TRACE_SPANS.add(lost, "failed")
+        self._exporter.shutdown()
+        self._break_off()
+
     # As SpanExporter
 
     def export(self, spans: Sequence[Any]) -> Any:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 - of code of others; the thread goes on
-            result = SpanExportResult.FAILURE
-            _log.warning("spans of traces cannot be sent", "failed", reason=str(error))
-        is_sent = result is SpanExportResult.SUCCESS
+        is_sent = self._send(spans, time.monotonic() + EXPORT_SECONDS)
+        with self._lock:
+            if self._is_over:
+                return SpanExportResult.FAILURE
+            self._exported += len(spans)
         metrics.TRACE_SPANS.add(len(spans), "sent" if is_sent else "failed")
-        self._exported += len(spans)
         if not is_sent:
             _log.warning("the collector of traces does not take spans: they are lost", "refused")
-        return result
+        return SpanExportResult.SUCCESS if is_sent else SpanExportResult.FAILURE
+
+    def _send(self, spans: Sequence[Any], due: float) -> bool:
+        """False where the collector has not taken them until then."""
+        if not self._is_exporting(due):
+            taken = threading.Event()
+            self._exporting = threading.Thread(target=self._export, args=(spans, taken), name="spans", daemon=True)
+            self._exporting.start()
+            if not self._is_exporting(due):
+                return taken.is_set()
+        _log.warning("the collector of traces does not answer in time: its connection is closed", "late")
+        self._break_off()
+        return False
+
+    def _is_exporting(self, due: float) -> bool:
+        """Whether a batch is on its way still, at that time."""
+        if self._exporting is not None:
+            self._exporting.join(max(0.0, due - time.monotonic()))
+        return self._exporting is not None and self._exporting.is_alive()
+
+    def _export(self, spans: Sequence[Any], taken: threading.Event) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        try:
+            if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+                taken.set()
+        except Exception as error:  # noqa: BLE001 - of code of others; the next batch is tried
+            _log.warning("spans of traces cannot be sent", "failed", reason=str(error))
 
     def shutdown(self) -> None:
         self._exporter.shutdown()

@@ -24,10 +24,11 @@ LEAVES = {
     "heartbeats",
     "immutable",
 }
-LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "rate_limited_log", "steps", "thread_priority"}
+LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "progress_rate", "rate_limited_log", "steps"}
+LEAVES |= {"thread_priority", "trace_context"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
-COUNTING |= {"access_log", "recent_requests", "log_file", "tracing"}
+COUNTING |= {"access_log", "log_file", "metric_reading", "recent_requests", "tracing"}
 BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {

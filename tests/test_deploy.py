@@ -73,6 +73,7 @@ def settings(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for secret in _of_kind(manifest, "Secret"):
         for name, value in secret["stringData"].items():
             (tmp_path / name).write_text(value, encoding="utf-8")
+            (tmp_path / name).chmod(0o440)
     path = tmp_path / "forebay.toml"
     path.write_text(_toml(manifest).replace("/etc/forebay/keys", str(tmp_path)), encoding="utf-8")
     set_by_pod = {name: value.replace("/etc/forebay/keys", str(tmp_path)) for name, value in _environment(manifest)}

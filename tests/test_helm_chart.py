@@ -30,6 +30,8 @@ apiVersion: v1
 kind: Pod
 metadata:
   name: mine
+  labels:
+    {{- include "forebay.sidecarLabels" .Subcharts.forebay | nindent 4 }}
 spec:
   terminationGracePeriodSeconds: {{ include "forebay.terminationGracePeriodSeconds" .Subcharts.forebay }}
   initContainers:
@@ -106,12 +108,51 @@ def test_the_network_policy_opens_what_is_served_and_the_way_out() -> None:
     assert "NetworkPolicy" not in objects("--set", "networkPolicy.enabled=false")
 
 
-def test_the_pod_monitor_carries_the_token() -> None:
+def admits(policy: dict[str, Any], port: int, protocol: str = "TCP") -> list[Any]:
+    """Whom its rules let through to a port of the pod; `everybody` where a rule names none."""
+    found: list[Any] = []
+    for rule in policy["ingress"]:
+        ranges = [
+            (one["port"], one.get("endPort", one["port"])) for one in rule["ports"] if one["protocol"] == protocol
+        ]
+        if any(first <= port <= last for first, last in ranges):
+            found.append(rule.get("from", "everybody"))
+    return found
+
+
+@pytest.mark.parametrize("admin", [9001, 1, 65535])
+def test_the_network_policy_of_a_sidecar_holds_its_admin_port_only(admin: int) -> None:
+    """The pod is the job's: whatever else its containers listen on, and where they go, is not Forebay's to forbid."""
+    found = objects(*SIDECAR, "--set", f"ports.admin={admin}")
+    policy = found["NetworkPolicy"]["spec"]
+    pod = found["Job"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    [only] = admits(policy, admin)
+    assert only == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    for port in {1, 22, admin - 1, admin + 1, 29500, 65535} - {0, admin, 65536}:
+        assert admits(policy, port) == admits(policy, port, "UDP") == ["everybody"], port
+    assert admits(policy, admin, "UDP") == ["everybody"]
+    assert "NetworkPolicy" not in objects(*SIDECAR, "--set", "networkPolicy.enabled=false")
+
+
+def test_the_network_policy_of_a_sidecar_may_hold_the_whole_pod() -> None:
+    """Where the values say who may reach the job's own ports, and where it may go."""
+    narrow = "networkPolicy.sidecar.others[0].podSelector.matchLabels.job=mine"
+    out = "networkPolicy.sidecar.egress[0].to[0].ipBlock.cidr=10.0.0.0/8"
+    policy = objects(*SIDECAR, "--set", f"{narrow},{out}")["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert admits(policy, 29500) == [[{"podSelector": {"matchLabels": {"job": "mine"}}}]]
+    assert policy["egress"] == [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]
+
+
+@pytest.mark.parametrize("mode", [(), SIDECAR], ids=["daemonset", "sidecar"])
+def test_the_pod_monitor_carries_the_token(mode: tuple[str, ...]) -> None:
     """Prometheus asks the admin port's metrics with the secret that the gateway reads."""
-    found = objects("--set", "podMonitor.enabled=true,podMonitor.labels.release=prometheus")
-    pod = found["DaemonSet"]["spec"]["template"]
+    found = objects(*mode, "--set", "podMonitor.enabled=true,podMonitor.labels.release=prometheus")
+    pod = found["Job" if mode else "DaemonSet"]["spec"]["template"]
     [endpoint] = found["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    [container] = pod["spec"]["containers"]
+    [container] = pod["spec"]["initContainers" if mode else "containers"]
     assert endpoint["port"] in [port["name"] for port in container["ports"]]
     token = endpoint["authorization"]["credentials"]
     environment = {one["name"]: one["value"] for one in container["env"]}
@@ -137,6 +178,7 @@ def test_a_changed_setting_starts_the_pods_anew() -> None:
         (("--set", "mode=deployment"), "mode"),
         (("--set", "drain.timeout=600"), "drain"),
         (("--set", "ports.s3=0"), "ports"),
+        ((*SIDECAR, "--set", "networkPolicy.sidecar.clients[0].podSelector.a=b"), "clients"),
         (("--set", "image.digest=sha256:abc"), "digest"),
         (("--set", "cache.volume.type=emptyDir,cache.volume.sizeLimit=2Ti"), "outlives the pod"),
         ((*SIDECAR, "--set-string", f"config={WRITE_BACK}"), "outlives the pod"),
@@ -171,7 +213,9 @@ def test_a_chart_of_ones_own_includes_the_sidecar(tmp_path: Path) -> None:
     (mine / "values.yaml").write_text(yaml.safe_dump({"forebay": values}), encoding="utf-8")
     (mine / "templates" / "pod.yaml").write_text(PARENT, encoding="utf-8")
     found = objects(chart=mine)
-    assert set(found) == {"Pod", "ConfigMap", "forebay-origin", "forebay-job"}
+    assert set(found) == {"Pod", "ConfigMap", "NetworkPolicy", "forebay-origin", "forebay-job"}
+    selector = found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    assert selector.items() <= found["Pod"]["metadata"]["labels"].items()
     [sidecar] = found["Pod"]["spec"]["initContainers"]
     assert (sidecar["restartPolicy"], sidecar["args"]) == ("Always", ["serve"])
     assert found["Pod"]["spec"]["terminationGracePeriodSeconds"] == 660

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
-from gateway import metric_kinds, metrics
+from gateway import metric_kinds, metric_reading, metrics
 from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS, Histogram
 from gateway.metric_values import SharedValue, SharedValues
 from tests.support.disks import small_disk
@@ -105,16 +105,16 @@ def test_a_number_that_finds_no_room_is_counted_in_the_process_and_harms_nobody(
 _COUNTING = """
 import sys
 from pathlib import Path
-from gateway import metric_kinds, metrics
+from gateway import metric_kinds, metric_reading, metrics
 directory = Path(sys.argv[1])
 metric_kinds.share(directory, "worker0")
 for number in range(5000):
     metrics.SENT_BYTES.add(1, "GetObject", f"slot-{number}")
 total = sum(metrics.SENT_BYTES.value("GetObject", f"slot-{number}") for number in range(5000))
-[exported] = metric_kinds.by_label(directory, "slot", metrics.SENT_BYTES)
+[exported] = metric_reading.by_label(directory, "slot", metrics.SENT_BYTES)
 missing = metric_kinds.NOT_EXPORTED.value()
 assert len(exported) == sum(exported.values()) == 5000 - missing, (len(exported), missing)
-assert f"{metric_kinds.NOT_EXPORTED.name} {missing}" in metric_kinds.exposition(directory).decode()
+assert f"{metric_kinds.NOT_EXPORTED.name} {missing}" in metric_reading.exposition(directory).decode()
 print(f"{total} of 5000 values, some not exported: {0 < missing < 5000}")
 """
 
@@ -150,8 +150,8 @@ def test_room_is_reckoned_with_for_every_slot(tmp_path: Path) -> None:
 
 def test_metrics_are_told_where_the_files_are_gone(tmp_path: Path) -> None:
     """Somebody has removed the directory: there are none, and nobody who asks is answered with an error."""
-    assert metric_kinds.exposition(tmp_path / "gone") == b""
-    assert metric_kinds.by_label(tmp_path / "gone", "slot", metrics.SENT_BYTES) == [{}]
+    assert metric_reading.exposition(tmp_path / "gone") == b""
+    assert metric_reading.by_label(tmp_path / "gone", "slot", metrics.SENT_BYTES) == [{}]
 
 
 def test_metrics_are_told_while_a_process_makes_its_files(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_metrics_are_told_while_a_process_makes_its_files(tmp_path: Path) -> Non
     made = SharedValues(tmp_path, "worker0")
     made("counter", "name", "name", ["label"], ["a"], "Help.").inc(1)
     (tmp_path / "counter_worker1.db").touch()
-    assert 'name{label="a"} 1.0' in metric_kinds.exposition(tmp_path).decode()
+    assert 'name{label="a"} 1.0' in metric_reading.exposition(tmp_path).decode()
     made.close()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import metric_kinds, metric_values, metrics
+from gateway import metric_kinds, metric_reading, metric_values, metrics
 from gateway.blocks.index.eviction import SlotUsage
 from gateway.metric_observers import WorkerMetrics
 from gateway.metrics import DECLARED
@@ -31,7 +31,7 @@ def _counting_in_memory() -> Iterator[None]:
 def samples(directory: Path) -> dict[str, float]:
     """`name{label="value"}` -> value of everything exposed."""
     found = {}
-    for family in text_string_to_metric_families(metric_kinds.exposition(directory).decode()):
+    for family in text_string_to_metric_families(metric_reading.exposition(directory).decode()):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -199,7 +199,7 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             metrics.ORIGIN_REQUEST_RATE.set(5, name, "read")
             metrics.REQUESTS.add(1, "GetObject", "default", "200", "hit")
             metric_kinds.keep_names({"default"}, {"gateway"}, ())
-            running = metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
+            running = metric_reading.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
             assert running.get(name, 1) == 1  # one that ends later
             metrics.CALLER_RUNNING.add(-1, "credential", name)
             metrics.CALLER_RUNNING.add(0, "credential", f"late-{name}")
@@ -207,18 +207,18 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             metrics.CACHE_FILLED_BYTES.add(1, name)
             if number % 100 == 9:
                 children = sum(len(metric._kept()) for metric in DECLARED)
-                read = metric_kinds.exposition(tmp_path)
+                read = metric_reading.exposition(tmp_path)
                 sizes.append(
                     (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
                 )
-        requests = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+        requests = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
         assert requests == {"default": 300, metric_kinds.GONE: 300}
-        assert metric_kinds.by_label(tmp_path, "credential", metrics.CALLER_REQUESTS)[0] == {metric_kinds.GONE: 300}
-        assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_WAITS)[0] == {metric_kinds.GONE: 300}
-        assert metric_kinds.by_label(tmp_path, "slot", metrics.CACHE_USAGE_BYTES)[0] == {}
-        assert metric_kinds.by_label(tmp_path, "bucket", metrics.ORIGIN_REQUEST_RATE)[0] == {}
+        assert metric_reading.by_label(tmp_path, "credential", metrics.CALLER_REQUESTS)[0] == {metric_kinds.GONE: 300}
+        assert metric_reading.by_label(tmp_path, "name", metrics.CALLER_WAITS)[0] == {metric_kinds.GONE: 300}
+        assert metric_reading.by_label(tmp_path, "slot", metrics.CACHE_USAGE_BYTES)[0] == {}
+        assert metric_reading.by_label(tmp_path, "bucket", metrics.ORIGIN_REQUEST_RATE)[0] == {}
         metric_kinds.keep_names({"default"}, {"gateway"}, ())
-        assert metric_kinds.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] == {}
+        assert metric_reading.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] == {}
         assert len(set(sizes[1:])) == 1, sizes
     finally:
         metric_kinds.unshare()
@@ -241,7 +241,7 @@ def test_numbers_are_the_same_for_who_reads_while_names_go(tmp_path: Path) -> No
         def read() -> bool:
             last, rises = 0.0, True
             while not over.is_set():
-                sums = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+                sums = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
                 rises, last = rises and sum(sums.values()) >= last, sum(sums.values())
             return rises
 
@@ -252,7 +252,7 @@ def test_numbers_are_the_same_for_who_reads_while_names_go(tmp_path: Path) -> No
                 metric_kinds.keep_names({"kept"}, (), ())
             over.set()
             expected = {"kept": 1 + counted.result(), metric_kinds.GONE: 100}
-            sums = metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+            sums = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
             assert rising.result()
             assert sums == expected
     finally:
@@ -271,9 +271,9 @@ def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeyp
 
             full.setattr(metric_values, "set_aside", refuse)
             metric_kinds.keep_names((), (), ())
-        assert metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {"job": 1}
+        assert metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {"job": 1}
         metric_kinds.keep_names((), (), ())
-        assert metric_kinds.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {metric_kinds.GONE: 1}
+        assert metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {metric_kinds.GONE: 1}
     finally:
         metric_kinds.unshare()
 
@@ -281,8 +281,8 @@ def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("metric", DECLARED, ids=lambda one: one.name)
 def test_what_stands_at_zero_is_of_the_metric_and_told_once(metric: metric_kinds.Metric) -> None:
     """A label that it does not have, or a number told twice, would have Prometheus refuse all of them."""
-    known = {"slot": ["a", "b"], "origin": ["s3.example"], "process": ["worker0"]}
-    zeros = list(metric.zeros(known))
+    known = {"slot": ["a", "b"], "origin": ["s3.example"], "process": ["worker0"], "credential": ["AK"]}
+    zeros = list(metric.zeros(metric_kinds.Known(known)))
     assert len(set(zeros)) == len(zeros)
     for together in metric.values:
         assert set(together) <= set(metric.labels)
@@ -291,7 +291,7 @@ def test_what_stands_at_zero_is_of_the_metric_and_told_once(metric: metric_kinds
 
 def test_requests_stand_at_zero_before_the_first_of_them() -> None:
     """Those that alerts and rates are about, for each slot and origin."""
-    known = {"slot": ["a"], "origin": ["s3.example"]}
+    known = metric_kinds.Known({"slot": ["a"], "origin": ["s3.example"]})
     requests, origin = (set(metric.zeros(known)) for metric in (metrics.REQUESTS, metrics.ORIGIN_REQUESTS))
     for operation in ("GetObject", "HeadObject", "ListObjectsV2", "PutObject", "CompleteMultipartUpload"):
         assert (operation, "a", "503", "none") in requests

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import boto3
@@ -24,7 +27,8 @@ from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.s3.requests import Operation
-from gateway.tracing import TRACE, RemoteSpan, Tracer, open_tracer, remote_span
+from gateway.trace_context import RemoteSpan, passed_on_state, remote_span
+from gateway.tracing import TRACE, Tracer, open_tracer
 from tests.origin.clients import Client, play
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
@@ -57,6 +61,14 @@ class Spans:
         return found
 
 
+def end_spans(tracer: Tracer, count: int) -> None:
+    """Of as many requests."""
+    for _ in range(count):
+        span = tracer.begin([])
+        assert span is not None
+        span.end(FINISHED)
+
+
 @pytest.fixture(autouse=True)
 def _untraced() -> Iterator[None]:
     yield
@@ -75,6 +87,10 @@ def _untraced() -> Iterator[None]:
         ),
         (
             [(b"tracestate", b"a=" + b"b" * 600), (b"traceparent", SAMPLED.encode())],
+            REMOTE,
+        ),
+        (
+            [(b"tracestate", b"a=b"), (b"traceparent", SAMPLED.encode()), (b"tracestate", b"c")],
             REMOTE,
         ),
         (
@@ -97,6 +113,65 @@ def _untraced() -> Iterator[None]:
 def test_what_clients_say_of_their_spans(headers: list[tuple[bytes, bytes]], expected: RemoteSpan | None) -> None:
     """By W3C Trace Context; nothing else is believed."""
     assert remote_span(headers) == expected
+
+
+_LONG = "l=" + "x" * 254
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("", ""),
+        ("a=1", "a=1"),
+        (" a=1\t, ,b@v=2,,3c_-*/=a b", "a=1,b@v=2,3c_-*/=a b"),
+        ("a=1,a=2,b=3", "a=1,b=3"),
+        ("a=1,b", ""),
+        ("a=1,=2", ""),
+        ("a=1,b=", ""),
+        ("a=1,b=2=3", ""),
+        ("a=1,B=2", ""),
+        ("a=1,b =2", ""),
+        ("a=1,b=\x7f", ""),
+        ("a=1,b=\u00e4", ""),
+        (f"a=1,{'b' * 256}=2", f"a=1,{'b' * 256}=2"),
+        (f"a=1,{'b' * 257}=2", ""),
+        (f"a={'1' * 256}", f"a={'1' * 256}"),
+        (f"a={'1' * 257}", ""),
+        (",".join(f"k{number}=v" for number in range(32)), ",".join(f"k{number}=v" for number in range(32))),
+        (",".join(f"k{number}=v" for number in range(33)), ""),
+        (f"{_LONG},{_LONG.replace('l', 'm', 1)},a=1", f"{_LONG},a=1"),
+        (
+            ",".join(f"k{number}={'v' * 97}" for number in range(6)),
+            ",".join(f"k{number}={'v' * 97}" for number in range(5)),
+        ),
+    ],
+)
+def test_what_of_a_tracestate_goes_along(state: str, expected: str) -> None:
+    """By its grammar, 32 members and 512 characters: members of more than 128 go first, then the last ones."""
+    assert passed_on_state(state) == expected
+    assert len(expected) <= 512
+
+
+def test_what_a_client_says_of_a_trace_that_is_not_its_requests_is_not_told() -> None:
+    """Neither a state that does not parse, nor one beside a `traceparent` that does not, where the gateway traces."""
+    spans = Spans(1.0)
+    with StrictOrigin() as strict:
+        strict.model.put("bucket", "key", b"0123456789")
+
+        async def scenario(client: Client) -> None:
+            for parent, state in ((SAMPLED, "a=b,c"), ("of nobody", "a=b")):
+                said = {"traceparent": parent, "tracestate": state}
+                span = spans.tracer.begin([(name.encode(), value.encode()) for name, value in said.items()])
+                assert span is not None
+                async with await client.origin.send(OriginRequest("GET", "bucket", "key", headers=said)) as response:
+                    await response.read(100)
+                span.end(FINISHED)
+
+        play(strict, scenario)
+        sent = [dict(one) for one in strict.request_headers]
+    assert [b"tracestate" in one for one in sent] == [False, False]
+    assert sent[0][b"traceparent"].decode().startswith(f"00-{TRACE_ID}-")
+    assert sent[1][b"traceparent"] != b"of nobody"
 
 
 def test_which_requests_are_traced() -> None:
@@ -234,6 +309,145 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
         time.sleep(0.01)
     counted = {outcome: metrics.TRACE_SPANS.value(outcome) - count for outcome, count in before.items()}
     assert counted == {"sent": 0, "failed": tracing.WAITING_MAX, "dropped": 500}
+
+
+class DrippingCollector:
+    """Takes what it is sent, and never comes to the end of its answer: each piece comes in time."""
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self._head, self._piece = head, piece
+        self._over, self.broken_off = Event(), Event()
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1/traces"
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                Thread(target=self._drip, args=(connection,), daemon=True).start()
+
+    def _drip(self, connection: socket.socket) -> None:
+        due = time.monotonic() + 30
+        with connection:
+            connection.recv(1_000_000)
+            try:
+                connection.sendall(self._head)
+                while not self._over.wait(0.02) and time.monotonic() < due:
+                    connection.sendall(self._piece)
+            except OSError:
+                self.broken_off.set()
+
+    def close(self) -> None:
+        self._over.set()
+        self._listener.close()
+
+
+DRIPS = {
+    "head": (b"HTTP/1.1 200 OK\r\nx: ", b"y"),
+    "fields": (b"HTTP/1.1 200 OK\r\n", b"\r"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n", b"z"),
+    "refusal": (b"HTTP/1.1 400 Bad Request\r\ncontent-length: 1000000\r\n\r\n", b"z"),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_collector_that_drips_holds_no_export_on(drip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export has a bound as a whole; its spans count as lost, its connection is closed, and the next one begins."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.5)
+    collector = DrippingCollector(*DRIPS[drip])
+    before = metrics.TRACE_SPANS.value("failed")
+    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    try:
+        for count in (1, 2):
+            begun = time.monotonic()
+            end_spans(tracer, 3)
+            tracer._processor.force_flush()
+            assert time.monotonic() - begun < 10
+            assert metrics.TRACE_SPANS.value("failed") - before == 3 * count
+            assert collector.broken_off.wait(10)
+        assert collector.connections >= 2
+    finally:
+        collector.close()
+        tracer.close()
+
+
+def test_what_a_dripping_collector_has_not_taken_when_a_worker_stops_counts_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of it, and the stop is not longer than it may be."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setattr(tracing, "CLOSING_SECONDS", 0.5)
+    collector = DrippingCollector(*DRIPS["body"])
+    before = metrics.TRACE_SPANS.value("failed")
+    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    try:
+        end_spans(tracer, 1500)
+        begun = time.monotonic()
+        tracer.close()
+        assert time.monotonic() - begun < tracing.EXPORT_SECONDS
+        assert metrics.TRACE_SPANS.value("failed") - before == 1500
+        assert collector.broken_off.wait(10)
+    finally:
+        collector.close()
+
+
+def test_an_answer_without_an_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither into memory, nor until the time is up: its head has told that the spans were taken."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
+    collector = DrippingCollector(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n", bytes(100_000))
+    before = metrics.TRACE_SPANS.value("sent")
+    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    try:
+        end_spans(tracer, 1)
+        begun = time.monotonic()
+        tracer._processor.force_flush()
+        assert time.monotonic() - begun < 10
+        assert metrics.TRACE_SPANS.value("sent") - before == 1
+        assert collector.broken_off.wait(10)
+    finally:
+        collector.close()
+        tracer.close()
+
+
+def test_what_holds_an_export_on_for_ever_costs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up of a name, say. Batches fail while it lasts, and are sent again when it is over."""
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.1)
+    may_go_on = Event()
+
+    class Stuck:
+        def export(self, spans: Sequence[Any]) -> Any:
+            may_go_on.wait(60)
+            return SpanExportResult.SUCCESS
+
+        def shutdown(self) -> None:
+            """Nothing ends it."""
+
+    stuck: Any = Stuck()
+    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed")}
+    tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
+    for _ in range(3):
+        end_spans(tracer, 1)
+        tracer._processor.force_flush()
+    assert sum(one.name == "spans" for one in enumerate_threads()) == 1
+    assert metrics.TRACE_SPANS.value("failed") - before["failed"] == 3
+    monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
+    may_go_on.set()
+    end_spans(tracer, 1)
+    tracer._processor.force_flush()
+    assert metrics.TRACE_SPANS.value("sent") - before["sent"] == 1
+    tracer.close()
 
 
 @pytest.mark.parametrize(

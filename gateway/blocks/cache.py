@@ -45,6 +45,10 @@ _LATE_LOOKS, _LATE_SECONDS = 60, 0.5
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+def _ignored(_come_bytes: int) -> None:
+    """Nobody wants to know."""
+
+
 class BlockCache:
     """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
 
@@ -170,12 +174,21 @@ class BlockCache:
             for block in layout.blocks_of(version, whole, self._tools.settings.block_size_of(slot)):
                 yield block.range
 
-    async def fetch(self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose) -> tuple[int, bool]:
+    async def fetch(
+        self,
+        version: ObjectVersion,
+        piece: ByteRange,
+        *,
+        slot: str,
+        purpose: Purpose,
+        come: Callable[[int], None] = _ignored,
+    ) -> tuple[int, bool]:
         """Have one of the `pieces` on disk: how many bytes had to come for it, and whether it is there now.
 
-        Raises as `open_range` and its reader do. False: the directory could not take it, and nothing was read on.
+        `come` is told again and again how many have come by then. Raises as `open_range` and its reader do. False: the
+        directory could not take it, and nothing was read on.
         """
-        return await reader.fetch(self._tools, version, piece, slot, purpose)
+        return await reader.fetch(self._tools, version, piece, slot, purpose, come)
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""

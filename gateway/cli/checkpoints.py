@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import orjson
 import typer
@@ -22,6 +23,8 @@ _PATH = "/api/v1/checkpoints"
 _PAGE = 100
 _LISTED_MAX = 1000
 _RANKS_SHOWN_MAX = 10
+_UNGROUPED_MAX = 1000
+"""The gateway counts up to this."""
 _DAY_SECONDS = 86_400 - 0.5
 
 PrefixArgument = Annotated[
@@ -50,7 +53,8 @@ def checkpoints(
     """
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
-    found = _all(admin_client(admin_url, config), {"prefix": prefix} | ({"state": state} if state is not None else {}))
+    client = admin_client(admin_url, config)
+    found = _all(client, {"prefix": prefix} | ({"state": state} if state is not None else {}))
     count, shown = 0, _shown(terminal_width())
     for one in islice(found, limit or None):
         if json:
@@ -63,6 +67,8 @@ def checkpoints(
             typer.echo(line)
     if not json:
         typer.echo(counted(count, "checkpoint"), err=True)
+        if not count and state is None:
+            typer.echo(printable(_why_none(client, prefix)), err=True)
     if next(found, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
@@ -70,6 +76,31 @@ def checkpoints(
 def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Every one, read page by page."""
     return client.pages(_PATH, "checkpoints", asked, size=_PAGE)
+
+
+def _why_none(client: AdminClient, prefix: str) -> str:
+    """What was looked for, what there is instead, and what to do about it."""
+    from gateway.admin_client import CheckpointPage
+    from gateway.writeback.checkpoints.layouts import LAYOUTS
+
+    page = client.get(f"{_PATH}?{urlencode({'prefix': prefix, 'limit': '1'})}", CheckpointPage)
+    found = page.ungrouped
+    if page.checkpoints:
+        return "one has just begun"
+    if found is None:
+        return (
+            f'nothing under {prefix} has come through this gateway of late in a slot with write = "back": it shows '
+            "what was saved through it (docs/checkpoints.md)"
+        )
+    more = " or more" if found.objects >= _UNGROUPED_MAX else ""
+    belong = "belongs" if found.objects == 1 and not more else "belong"
+    slot = f" of slot {found.slot}" if found.slot is not None else ""
+    return (
+        f"{counted(found.objects, 'object')}{more} under {prefix} {belong} to no checkpoint, such as {found.first}: "
+        f"no known layout ({', '.join(LAYOUTS)}) and no pattern in `checkpoints`{slot} fits. Add a pattern to the "
+        'slot, such as checkpoints = ["built-in", "runs/*/save-{step}/"]; it holds for what is saved from then on '
+        "(docs/checkpoints.md#patterns-of-a-slot)"
+    )
 
 
 _WIDTHS = {"state": -12, "files": 6, "size": 10, "ranks": 5, "save": 8, "flushed": 7, "left": 8, "exposed": 8}

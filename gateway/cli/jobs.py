@@ -183,6 +183,8 @@ def _advance(progress: Progress, task: TaskID, job: Job) -> None:
         description=f"{job.kind} {job.objects_done}/{of} objects",
         completed=job.bytes_done,
         total=job.bytes_found if job.found_all and job.bytes_found else None,
+        bytes_per_second=job.bytes_per_second,
+        seconds_left=job.seconds_left,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -11,27 +13,49 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
 from gateway.control.formatting import size_text
+from gateway.progress_rate import ProgressRate
+
+_WINDOW_SECONDS = 60.0
 
 
-class _RateColumn(ProgressColumn):
-    """Bytes per second, in the units that everything else here has."""
+class RateColumn(ProgressColumn):
+    """Bytes per second, in the units that everything else here has: as the task's field `bytes_per_second` says, where
+    it has one."""
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
+        speed = task.finished_speed or task.fields.get("bytes_per_second", task.speed)
         return Text("" if speed is None else f"{size_text(speed)}/s", style="progress.data.speed")
+
+
+class LeftColumn(ProgressColumn):
+    """How long the rest takes, once that is known: as the task's field `seconds_left` says, where it has one. Of one
+    task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rate = ProgressRate(_WINDOW_SECONDS)
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text("")
+        self._rate.note(task.get_time(), int(task.completed))
+        left_seconds = None
+        if "seconds_left" in task.fields:
+            left_seconds = task.fields["seconds_left"]
+        elif task.total is not None:
+            left_seconds = self._rate.seconds_left(max(0, int(task.total - task.completed)))
+        left = "-:--:--" if left_seconds is None else str(timedelta(seconds=round(left_seconds)))
+        return Text(left, style="progress.remaining")
 
 
 def bytes_progress(*, quiet: bool) -> Progress:
     """Of work whose bytes are known."""
     moved = DownloadColumn(binary_units=True)
-    return _progress(
-        TextColumn("{task.description}"), BarColumn(), moved, _RateColumn(), TimeRemainingColumn(), quiet=quiet
-    )
+    return _progress(TextColumn("{task.description}"), BarColumn(), moved, RateColumn(), LeftColumn(), quiet=quiet)
 
 
 def listing_progress(*, quiet: bool) -> Progress:

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import ssl
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -502,6 +503,29 @@ def not_protected(settings: Settings) -> list[str]:
         )
     if not is_loopback(settings.admin.host) and settings.admin.token is None:
         warnings.append(f"INSECURE: the admin port listens on {settings.admin.host} without a token")
+    return warnings
+
+
+_TO_OTHERS = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+
+
+def not_private(settings: Settings) -> list[str]:
+    """Warnings about files of secrets that others may read or change. A group may read them, as in a pod."""
+    files = {
+        "server.key_file": settings.server.key_file.path if settings.server.key_file is not None else None,
+        "origin.secret_access_key_file": settings.origin.secret_access_key_file,
+        "admin.token_file": settings.admin.token_file,
+    }
+    for table in ("credentials", "origin_credentials"):
+        of_table = enumerate(getattr(settings, table))
+        files |= {f"{table}[{i}].secret_access_key_file": one.secret_access_key_file for i, one in of_table}
+    warnings = []
+    for key, file in files.items():
+        with suppress(OSError):
+            mode = file.stat().st_mode if file is not None else 0
+            if stat.S_ISREG(mode) and mode & _TO_OTHERS:
+                shown_mode = f"mode {stat.S_IMODE(mode):04o}"
+                warnings.append(f"{key}: others may read or change {file} ({shown_mode}): chmod go-w,o-r {file}")
     return warnings
 
 

@@ -15,6 +15,7 @@ from pydantic import (
     FieldSerializationInfo,
     PlainSerializer,
     PlainValidator,
+    SecretStr,
 )
 
 from gateway.checkpoint_patterns import BUILT_IN, parse_pattern
@@ -46,6 +47,21 @@ LinkBandwidth = Annotated[int | Literal["auto"], BeforeValidator(_link_bandwidth
 """Bytes per second, or "auto": what the link bears is found out."""
 
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
+
+
+_TOKEN_CHARACTERS_MIN = 16
+
+
+def _bearer_token(value: SecretStr) -> SecretStr:
+    token = value.get_secret_value()
+    is_sendable = token.isascii() and token.isprintable() and token == token.strip()
+    if len(token) < _TOKEN_CHARACTERS_MIN or not is_sendable:
+        raise ValueError("no client could send it, or too short")
+    return value
+
+
+BearerToken = Annotated[SecretStr, AfterValidator(_bearer_token)]
+"""What goes as it is into a header `Authorization: Bearer …` (RFC 6750, but for spaces), and cannot be guessed."""
 
 
 def _pem_file(value: object) -> PemFile:

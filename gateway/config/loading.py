@@ -14,12 +14,13 @@ from pathlib import Path
 from pydantic import SecretStr, ValidationError
 
 from gateway.config.buffers import not_fitting, not_lasting
-from gateway.config.checks import check, not_in_force, not_protected
+from gateway.config.checks import check, not_in_force, not_private, not_protected
 from gateway.config.defaults import aws_endpoint_variable, complete
 from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
+from gateway.config.fields import Section
 from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
-from gateway.config.problems import SettingsError, problems_of, with_tables_around
+from gateway.config.problems import SettingsError, allowed_of, problems_of, with_tables_around
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 from gateway.pem import PemFile
@@ -94,6 +95,7 @@ def _loaded(
     told = (
         *not_in_force(settings),
         *not_protected(settings),
+        *not_private(settings),
         *not_fitting(settings),
         *not_lasting(settings),
     )
@@ -133,35 +135,16 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
         "certificate_file": _content(server.certificate_file),
         "key_file": _content(server.key_file),
     }
-    secrets = {
-        "origin": _secret(
-            "origin.secret_access_key", origin.secret_access_key, origin.secret_access_key_file, problems
-        ),
-        "admin": _secret("admin.token", admin.token, admin.token_file, problems),
-    }
     origin_credentials = [
-        one.model_copy(
-            update={
-                "secret_access_key": _secret(
-                    f"origin_credentials[{i}].secret_access_key",
-                    one.secret_access_key,
-                    one.secret_access_key_file,
-                    problems,
-                )
-            }
-        )
+        one.model_copy(update=_secret(f"origin_credentials[{i}]", one, "secret_access_key", problems))
         for i, one in enumerate(settings.origin_credentials)
     ]
     credentials = [
-        one.model_copy(
-            update={
-                "secret_access_key": _secret(
-                    f"credentials[{i}].secret_access_key", one.secret_access_key, one.secret_access_key_file, problems
-                )
-            }
-        )
+        one.model_copy(update=_secret(f"credentials[{i}]", one, "secret_access_key", problems))
         for i, one in enumerate(settings.credentials)
     ]
+    of_origin = _secret("origin", origin, "secret_access_key", problems)
+    of_admin = _secret("admin", admin, "token", problems)
     trusted = _content(origin.ca_bundle, known)
     buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
     problems += _missing_secrets(credentials, problems)
@@ -170,8 +153,8 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     return settings.model_copy(
         update={
             "server": server.model_copy(update=pem),
-            "origin": origin.model_copy(update={"secret_access_key": secrets["origin"], "ca_bundle": trusted}),
-            "admin": admin.model_copy(update={"token": secrets["admin"]}),
+            "origin": origin.model_copy(update=of_origin | {"ca_bundle": trusted}),
+            "admin": admin.model_copy(update=of_admin),
             "credentials": credentials,
             "buckets": buckets,
             "origin_credentials": origin_credentials,
@@ -191,22 +174,41 @@ def _content(file: PemFile | None, known: Mapping[Path, PemFile] | None = None) 
         return file
 
 
-def _secret(key: str, given: SecretStr | None, file: Path | None, problems: list[ConfigError]) -> SecretStr | None:
+def _secret(table: str, section: Section, name: str, problems: list[ConfigError]) -> dict[str, SecretStr | None]:
+    """A secret of a table, by its name: what was given, or what its file holds, which keeps to the same rule."""
+    given: SecretStr | None = getattr(section, name)
+    file: Path | None = getattr(section, f"{name}_file")
     if file is None:
-        return given
+        return {name: given}
     if given is not None:
-        problems.append(ConfigError(f"{key}_file", str(file), f"remove this or {key.rpartition('.')[2]}"))
-        return given
+        problems.append(ConfigError(f"{table}.{name}_file", str(file), f"remove this or {name}"))
+        return {name: given}
+    text, problem = "", None
     try:
         text = content_of(file, SECRET_BYTES_MAX).decode().strip()
-    except (OSError, UnicodeDecodeError, FileTooLarge) as error:
-        # An error of decoding repeats what is in the file.
+    except UnicodeDecodeError:  # it repeats what is in the file
+        problem = "this file is not text in UTF-8"
+    except (OSError, FileTooLarge) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-        problems.append(ConfigError(f"{key}_file", str(file), f"this file cannot be read ({why})"))
-        return None
+        problem = f"this file cannot be read ({why})"
+    else:
+        problem = _problem_of_secret(section, name, text)
+    if problem is not None:
+        problems.append(ConfigError(f"{table}.{name}_file", str(file), problem))
+    return {name: SecretStr(text)}
+
+
+def _problem_of_secret(section: Section, name: str, text: str) -> str | None:
     if not text:
-        problems.append(ConfigError(f"{key}_file", str(file), "this file is empty"))
-    return SecretStr(text)
+        return "this file is empty"
+    if not text.isprintable():
+        return "this file must hold one line of text"
+    try:
+        type(section).model_validate({name: text})
+    except ValidationError as error:  # others are missing, which does not matter
+        if any(one["loc"][:1] == (name,) for one in error.errors(include_input=False)):
+            return f"this file must hold {allowed_of(type(section), name).partition(';')[0]}"
+    return None
 
 
 def _missing_secrets(credentials: Sequence[CredentialSettings], problems: Sequence[ConfigError]) -> list[ConfigError]:

@@ -110,9 +110,14 @@ def _allowed(location: Sequence[int | str]) -> str | None:
             continue
         for name, field in model.model_fields.items():
             if location[depth - 1] in (name, field.alias):
-                extra = field.json_schema_extra
-                return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else None
+                return allowed_of(model, name) or None
     return None
+
+
+def allowed_of(model: type[BaseModel], name: str) -> str:
+    """What a setting's own form, unit and range is; empty where nothing is said of that."""
+    extra = model.model_fields[name].json_schema_extra
+    return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else ""
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:

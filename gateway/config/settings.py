@@ -23,6 +23,7 @@ from gateway.config.entries import (
 from gateway.config.fields import (
     PORT,
     BandwidthBytesPerSecond,
+    BearerToken,
     DurationSeconds,
     HostName,
     LinkBandwidth,
@@ -129,11 +130,10 @@ class AdminSettings(Section):
         min_length=1,
     )
     port: Port = setting(9001, "TCP port of the admin endpoint.", allowed=PORT)
-    token: SecretStr | None = setting(
+    token: BearerToken | None = setting(
         None,
         "Bearer token that every admin request must carry, except /healthz and /readyz.",
-        allowed="at least 16 characters; this or token_file, not both",
-        min_length=16,
+        allowed="at least 16 printable ASCII characters, no space first or last; this or token_file, not both",
     )
     token_file: Path | None = setting(
         None, "File that holds the token.", allowed="a readable file; this or token, not both"

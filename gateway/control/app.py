@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway import __version__, metric_kinds, metrics
+from gateway import __version__, metric_reading, metrics
 from gateway.audit import AuditLog
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.config.signers import Signer
 from gateway.control.admin_backends import Holders
-from gateway.control.callers import CallersApi
+from gateway.control.callers import CallersApi, known_credentials, known_limits
 from gateway.control.disk import disk_document
 from gateway.control.events import EventsApi
 from gateway.control.explain import ExplainApi
@@ -38,7 +38,8 @@ from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackApi
 from gateway.errors import StoreUnavailable
-from gateway.metric_kinds import Reading
+from gateway.metric_kinds import Known
+from gateway.metric_reading import Reading
 from gateway.origin.signing import origin_name
 
 _NOT_ASKED = OriginFinding("unreachable", "not asked")
@@ -115,6 +116,11 @@ def _by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]])
     return Route(path, endpoint, methods=list(endpoints))
 
 
+async def _one_by_one(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
 class _Control:
     def __init__(
         self,
@@ -129,6 +135,8 @@ class _Control:
         self._lent = lent
         self._metrics_directory = metrics_directory
         self._check = check
+        self._scraping: asyncio.Task[list[bytes]] | None = None
+        self._scraped_next: asyncio.Task[list[bytes]] | None = None
 
     @property
     def _settings(self) -> Settings:
@@ -161,7 +169,30 @@ class _Control:
         return await self._check.finding() if self._check is not None else _NOT_ASKED
 
     async def metrics(self, _request: Request) -> Response:
-        """Prometheus' text format, with what this process knows of the gateway as a whole."""
+        """Prometheus' text format, with what this process knows of the gateway as a whole.
+
+        Once at a time, however many ask: who comes meanwhile gets the next, together with all others who wait.
+        """
+        if self._scraped_next is None:
+            self._scraped_next = asyncio.create_task(self._scrape(self._scraping), name="metrics")
+        parts = await asyncio.shield(self._scraped_next)
+        # As the client takes them: of 1,000 slots they are 18 MB.
+        length = sum(map(len, parts))
+        return StreamingResponse(
+            _one_by_one(parts), headers={"content-type": _METRICS_TYPE, "content-length": str(length)}
+        )
+
+    async def _scrape(self, before: asyncio.Task[list[bytes]] | None) -> list[bytes]:
+        """When the one before is over."""
+        if before is not None:
+            await asyncio.wait([before])
+        self._scraping, self._scraped_next = self._scraped_next, None
+        try:
+            return await self._exposition()
+        finally:
+            self._scraping = None  # it holds what it has found
+
+    async def _exposition(self) -> list[bytes]:
         state = self._holder.state
         metrics.BUILD_INFO.set(1, __version__, platform.python_version())
         origins = await self._set_origin_metrics()
@@ -170,13 +201,14 @@ class _Control:
             processes["supervisor"] = state.process_id
         await asyncio.to_thread(set_process_metrics, processes)
         slots = [*(slot.name for slot in self._settings.slots), "default"]
-        known = {
+        names = {
             "slot": list(dict.fromkeys(slots)),
             "origin": origins,
             "process": [name for name in processes if name != "supervisor"],
+            "credential": known_credentials(self._settings),
         }
-        text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory, known)
-        return Response(text, headers={"content-type": _METRICS_TYPE})
+        known = Known(names, known_limits(self._settings))
+        return await asyncio.to_thread(metric_reading.exposition_parts, self._metrics_directory, known)
 
     async def _set_origin_metrics(self) -> list[str]:
         """The names of all origins; of each, what its users have found out is in the metrics then."""
@@ -202,7 +234,7 @@ class _Control:
 
     def _figures(self, reading: Reading) -> dict[str, dict[str, float | None]]:
         """What each slot holds and has given since the gateway started."""
-        found = metric_kinds.by_label(
+        found = metric_reading.by_label(
             reading,
             "slot",
             metrics.CACHE_USAGE_BYTES,

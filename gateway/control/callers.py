@@ -12,15 +12,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.config import CallerLimitSettings
+from gateway.config import CallerLimitSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.control.responses import json_answer
-from gateway.metric_kinds import GONE, by_labels
+from gateway.metric_kinds import GONE
+from gateway.metric_reading import by_labels
+from gateway.policy.callers import OWN, UNSIGNED
 
 LOOK_SECONDS = 1.0
 """What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
 
 LIMITS = ("concurrency", "rate", "read", "write")
+
+
+def known_credentials(settings: Settings) -> list[str]:
+    """Those whose requests are counted from the start."""
+    unsigned = [UNSIGNED] if settings.server.allow_unsigned else []
+    return [*([one.access_key_id for one in settings.credentials] or [OWN]), *unsigned, "none"]
+
+
+def known_limits(settings: Settings) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
+    """What may keep requests waiting, by the labels that name it in the metrics."""
+    callers = [("credential", one.access_key_id, _limits(one)) for one in settings.credentials]
+    callers += [("class", one.name, _limits(one)) for one in settings.caller_classes]
+    return {
+        ("scope", "name", "limit"): [(scope, name, limit) for scope, name, limits in callers for limit in limits],
+        ("scope", "name"): [(scope, name) for scope, name, limits in callers if limits],
+    }
+
+
+def _limits(of: CallerLimitSettings) -> list[str]:
+    """The limits that there are."""
+    of_bodies = of.read_bandwidth_bytes_per_second, of.write_bandwidth_bytes_per_second
+    values = of.max_concurrent_requests, of.requests_per_second, *of_bodies
+    return [limit for limit, value in zip(LIMITS, values, strict=True) if value is not None]
 
 
 class _Counts(NamedTuple):

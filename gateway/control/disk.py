@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gateway import metric_kinds, metrics
-from gateway.metric_kinds import Reading
+from gateway import metric_reading, metrics
+from gateway.metric_reading import Reading
 
 
 def disk_document(read: Path | Reading) -> dict[str, Any]:
@@ -14,7 +14,9 @@ def disk_document(read: Path | Reading) -> dict[str, Any]:
     nothing. Full is also a disk on which blocks may replace each other, and no write finds room. Of a directory, reads
     files: call it in a thread."""
     reading = read if isinstance(read, Reading) else Reading(read)
-    found, journal = metric_kinds.by_label(reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE)
+    found, journal = metric_reading.by_label(
+        reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE
+    )
     processes = {state: int(found[state]) for state in metrics.DISK_STATES if found.get(state)}
     worst = list(processes)[-1] if processes else "well"
     return {

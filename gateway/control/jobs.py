@@ -12,7 +12,7 @@ from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.responses import content_type, json_answer, posted, problem
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
-from gateway.jobs.runner import Jobs, Rate, TooManyJobs
+from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace, TooManyJobs
 from gateway.jobs.worklist import BadManifest
 from gateway.policy.slots import Prefix
 
@@ -26,7 +26,7 @@ class JobsHolder:
     def documents(self) -> list[dict[str, Any]]:
         """Every job, the oldest first; none while the directory is not open."""
         jobs = self.jobs
-        return [] if jobs is None else [job_document(job, jobs.rate(job.id)) for job in jobs.all()]
+        return [] if jobs is None else [job_document(job, jobs.pace(job.id)) for job in jobs.all()]
 
 
 class JobsApi:
@@ -85,7 +85,7 @@ class JobsApi:
             return _not_open()
         job = jobs.get(request.path_params["job_id"])
         return (
-            json_answer(job_document(job, jobs.rate(job.id)))
+            json_answer(job_document(job, jobs.pace(job.id)))
             if job is not None
             else problem(404, "there is no such job")
         )
@@ -97,7 +97,7 @@ class JobsApi:
             return _not_open()
         job = await jobs.cancel(request.path_params["job_id"])
         return (
-            json_answer(job_document(job, jobs.rate(job.id)))
+            json_answer(job_document(job, jobs.pace(job.id)))
             if job is not None
             else problem(404, "there is no such job")
         )
@@ -125,26 +125,18 @@ class JobsApi:
             return problem(503, str(error))
         except ClientDisconnect:
             return problem(400, "the request broke off")
-        return json_answer(job_document(job, jobs.rate(job.id)), 202)
+        return json_answer(job_document(job, jobs.pace(job.id)), 202)
 
 
-def job_document(job: Job, rate: Rate | None) -> dict[str, Any]:
-    """A job as it is shown: how it stands, and how fast it goes. One that makes a snapshot moves no bytes."""
-    left = None
-    if job.kind is JobKind.SNAPSHOT:
-        rate = None
-    if rate is not None and job.found_all and not job.manifest:
-        left = rate.seconds_left(max(0, job.bytes_found - job.bytes_done))
-    return to_document(job) | {
-        "bytes_per_second": rate.bytes_per_second if rate is not None else None,
-        "seconds_left": left,
-    }
+def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> dict[str, Any]:
+    """A job as it is shown: how it stands, and how fast it goes."""
+    return to_document(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
 
 
 def _shown(jobs: Jobs, job: Job | None) -> Response:
     if job is None:
         return problem(404, "there is no such job")
-    return json_answer(job_document(job, jobs.rate(job.id)))
+    return json_answer(job_document(job, jobs.pace(job.id)))
 
 
 async def _prefix(request: Request) -> str:

@@ -221,8 +221,14 @@ _JOB = {
         "objects_done": {"type": "integer"},
         "bytes_done": {"type": "integer"},
         "bytes_fetched": {"type": "integer", "description": "of bytes_done, what came from the origin for this job"},
-        "bytes_per_second": {"type": ["number", "null"], "description": "of bytes_done, over the last half minute"},
-        "seconds_left": {"type": ["number", "null"], "description": "at that rate, once everything is found"},
+        "bytes_per_second": {
+            "type": ["number", "null"],
+            "description": "over the last half minute, of what has arrived",
+        },
+        "seconds_left": {
+            "type": ["number", "null"],
+            "description": "at that rate; null: not everything is found, nothing moves, or the rate is not known yet",
+        },
         "full": {"type": "boolean", "description": "the cache has no room for the rest"},
         "objects_failed": {"type": "integer"},
         "errors": {"type": "array", "items": {"type": "string"}},

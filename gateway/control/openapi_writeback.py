@@ -160,7 +160,7 @@ CHECKPOINT = {
         },
         "flush_seconds_left": {
             "type": ["number", "null"],
-            "description": "at the rate of the last minute; null: nothing is left, or has moved",
+            "description": "at the rate of the last minute; null: nothing is left, or the rate is not known yet",
         },
         "exposed_seconds": {
             "type": ["number", "null"],
@@ -187,7 +187,23 @@ CHECKPOINT = {
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}
 _OBJECTS = {"type": "object", "properties": {"objects": {"type": "array", "items": OBJECT}, "next": _NEXT}}
 _UPLOADS = {"type": "object", "properties": {"uploads": {"type": "array", "items": UPLOAD}, "next": _NEXT}}
-_CHECKPOINTS = {"type": "object", "properties": {"checkpoints": {"type": "array", "items": CHECKPOINT}, "next": _NEXT}}
+_CHECKPOINTS = {
+    "type": "object",
+    "properties": {
+        "checkpoints": {"type": "array", "items": CHECKPOINT},
+        "next": _NEXT,
+        "ungrouped": {
+            "type": ["object", "null"],
+            "properties": {
+                "objects": {"type": "integer", "description": "1000 at most are counted"},
+                "first": {"type": "string", "description": "one of them, as s3://bucket/key"},
+                "slot": {"type": ["string", "null"], "description": "its slot, while it is pending"},
+            },
+            "description": "where there is no checkpoint, and no state was asked for: what this node has acknowledged "
+            "under the prefix that belongs to none; null: nothing of late",
+        },
+    },
+}
 _PROGRESS = {
     "type": "object",
     "properties": {

@@ -4,6 +4,7 @@ wrong. Each bucket that differs from `[origin]` is asked for, and each slot with
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseBroken
 from gateway.origin.retry import SilenceBoard, SilenceCell
-from gateway.origin.s3 import refusal_of_own_key
+from gateway.origin.s3 import CLOCK_CODE, refusal_of_own_key
 from gateway.origin.signing import origin_name
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
@@ -35,6 +36,8 @@ REMEMBERED_FAILED_SECONDS = 1.0
 SKEW_SECONDS_MAX = 60.0
 _DOCUMENT_BYTES_MAX = 64 * 1024
 
+_FIGURE = re.compile(r"\d+")
+
 OriginState = Literal["well", "unreachable", "no credentials", "refused", "wrong clock"]
 
 
@@ -44,6 +47,8 @@ class OriginFinding:
 
     state: OriginState
     problem: str | None = None
+    is_refused: bool = False
+    """The origin refuses whatever the gateway signs."""
 
     @property
     def is_key_not_renewed(self) -> bool:
@@ -120,12 +125,10 @@ class OriginCheck:
     async def _judged(self, response: OriginResponse) -> OriginFinding:
         document = await response.read(_DOCUMENT_BYTES_MAX) if response.status >= 300 else b""
         code = refusal_of_own_key(response.status, document)
-        if code == "RequestTimeTooSkewed":
-            return OriginFinding(
-                "wrong clock", f"{self._endpoint_url} has another time than this machine: set it right"
-            )
+        if code == CLOCK_CODE:
+            return self._refused_for_its_time(response)
         if code is not None:
-            return OriginFinding("refused", f"{self._endpoint_url} refuses the gateway's own key: {code}")
+            return OriginFinding("refused", f"{self._endpoint_url} refuses the gateway's own key: {code}", True)
         if self._prefix is not None and response.status == 404 and error_code_of(document) == "NoSuchBucket":
             return OriginFinding("refused", f"{self._endpoint_url} has no bucket {self._prefix.bucket!r}")
         if response.status >= 500:
@@ -145,16 +148,34 @@ class OriginCheck:
         return response.status in (400, 404, 405) or response.headers.get("content-type", "").startswith("text/html")
 
     def _judged_by_clock(self, response: OriginResponse) -> OriginFinding:
+        skew = self._skew(response)
+        if skew is None:
+            return OriginFinding("well")
+        told = f"{skew}: set it right. Callers' signatures and presigned URLs are judged by it"
+        return OriginFinding("wrong clock", told)
+
+    def _refused_for_its_time(self, response: OriginResponse) -> OriginFinding:
+        skew = self._skew(response)
+        refuses = f"{self._endpoint_url} refuses what Forebay signs, for its time ({CLOCK_CODE})"
+        if skew is not None:
+            told = f"{refuses}: {skew}. Set it right, and look at the origin's servers"
+            return OriginFinding("wrong clock", told, True)
+        return OriginFinding(
+            "wrong clock",
+            f"{refuses}, but its answers tell the time of this machine's clock: one of its servers, or a proxy before "
+            "it, may have another",
+            True,
+        )
+
+    def _skew(self, response: OriginResponse) -> str | None:
+        """By how much the clocks differ, in words; None: by little, or that is not told."""
         told = parse_http_date(response.headers.get("date", ""))
         skew_seconds = 0.0 if told is None else self._clock.now() - told
         if abs(skew_seconds) <= SKEW_SECONDS_MAX:
-            return OriginFinding("well")
+            return None
         direction = "ahead of" if skew_seconds > 0 else "behind"
-        return OriginFinding(
-            "wrong clock",
-            f"this machine's clock is {abs(skew_seconds):.0f} seconds {direction} that of {self._endpoint_url}; "
-            "callers' signatures and presigned URLs are judged by it: set it right",
-        )
+        differ = f"{round(abs(skew_seconds), -1):.0f} seconds {direction}"
+        return f"this machine's clock is {differ} that of {self._endpoint_url}"
 
     def _reason(self, error: OriginUnreachable) -> str:
         """What kept the question from being answered, by the errors behind this one."""
@@ -173,6 +194,13 @@ class OriginCheck:
                 return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
             behind = behind.__cause__ or behind.__context__
         return f"{self._endpoint_url} does not answer: {error}"
+
+
+def _is_news(before: OriginFinding | None, now: OriginFinding) -> bool:
+    """Whether more than a figure has changed: a clock goes on, and would be told again each time."""
+    if before is None or before.problem is None or now.problem is None:
+        return before != now
+    return before.state != now.state or _FIGURE.sub("", before.problem) != _FIGURE.sub("", now.problem)
 
 
 class OriginChecks:
@@ -214,7 +242,7 @@ class OriginChecks:
     def _tell(self, findings: dict[str, OriginFinding]) -> None:
         before, self._told = self._told, findings
         for where, found in findings.items():
-            if before.get(where) != found:
+            if _is_news(before.get(where), found):
                 self._on_change(where, found)
 
     def _judged(self, one: Signer, found: OriginFinding) -> OriginFinding:

@@ -19,8 +19,9 @@ from gateway.control.requests import RequestsApi
 from gateway.control.responses import flag, problem
 from gateway.control.slots import SlotsApi
 from gateway.errors import BufferUnavailable, SnapshotError, StoreUnavailable
-from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS, Reading
+from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS
 from gateway.metric_observers import BROKEN_OFF
+from gateway.metric_reading import Reading
 from gateway.policy.slots import Prefix
 
 FRESH_SECONDS = 0.5

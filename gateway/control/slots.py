@@ -19,7 +19,7 @@ from gateway.config.live import LiveSettings
 from gateway.control.responses import json_answer, posted, problem
 from gateway.control.slot_changes import SlotChanges, SlotRefused
 from gateway.control.writeback import WritebackHolder
-from gateway.metric_kinds import Reading, by_labels
+from gateway.metric_reading import Reading, by_labels
 from gateway.policy.slots import DEFAULT_SLOT
 
 RATE_SECONDS = 1.0

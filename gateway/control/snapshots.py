@@ -70,7 +70,7 @@ class SnapshotsApi:
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(job_document(await service.create(name, prefix), None), 202)
+        return json_answer(job_document(await service.create(name, prefix)), 202)
 
     @_answered
     async def show(self, service: SnapshotService, request: Request) -> Response:

@@ -88,14 +88,15 @@ async def origin(
                     f"{name}: {finding.problem}" if name not in finding.problem else finding.problem,
                     _DO[finding.state],
                 )
-        is_refused = main.state == "refused" and not settings.origin_credentials
+        is_refused = (main.is_refused or main.state == "refused") and not settings.origin_credentials
         if not main.reachable or is_refused or own is None:
             yield note(RIGHTS, "not checked: there is no origin to ask, or no key to ask with", "mend that first")
             return
         probe = OriginProbe(asked)
         named = places(settings)
         yield await _latency(probe, settings, named)
-        yield _clock(probe)
+        if main.state != "wrong clock":  # else that was said
+            yield _clock(probe)
         if not named:
             yield note(
                 RIGHTS, "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"

@@ -56,6 +56,9 @@ class ObjectJob:
         self._running = 0
         self._held: dict[str, int] = {}
         self._pin = 0
+        self.coming_bytes = 0
+        """What has come of the pieces that are not done."""
+
         self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
 
     async def run(self) -> None:
@@ -182,7 +185,7 @@ class ObjectJob:
 
     async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
         async def ask() -> ObjectVersion:
-            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
+            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)).version
 
         return await with_retries(self._tools.clock, ask)
 
@@ -210,14 +213,22 @@ class ObjectJob:
         self._running += 1
 
     async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange) -> None:
+        come_bytes = 0
+
+        def come(so_far_bytes: int) -> None:
+            nonlocal come_bytes
+            self.coming_bytes += so_far_bytes - come_bytes
+            come_bytes = so_far_bytes
+
         async def fetch() -> tuple[int, bool]:
-            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
+            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
 
         try:
             fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
         finally:
             self._running -= 1
             self._pieces.release()
+            come(0)
         if not kept:
             self.job = replace(self.job, full=True)
             return
@@ -285,7 +296,8 @@ async def _learn_version(
     etag = quote(version.etag.removeprefix("W/"))
 
     async def ask() -> ObjectHead:
-        return await tools.catalog.ask(version.key, slot, headers={**headers, "if-match": etag})
+        asked = {**headers, "if-match": etag}
+        return await tools.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
 
     try:
         head = await with_retries(tools.clock, ask)

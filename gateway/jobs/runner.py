@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec
@@ -18,6 +17,7 @@ from gateway.jobs.object_job import ObjectJob, failure_text
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import ManifestLines, Worklist
+from gateway.progress_rate import ProgressRate
 
 P = ParamSpec("P")
 
@@ -28,6 +28,9 @@ ENDED_KEPT = 100
 RATE_SECONDS = 30.0
 """Over so long it is said how fast a job goes."""
 
+_SKIPPED_FACTOR = 10
+"""A job that passes so many times more bytes that were there than it fetches does not go as fast where it fetches."""
+
 _SAVE_SECONDS = 1.0
 _SAVE_SECONDS_MAX = 60.0
 _log = structlog.get_logger("forebay.jobs")
@@ -37,30 +40,15 @@ class TooManyJobs(ForebayError):
     """So many jobs are running that no further one is begun."""
 
 
-class Rate:
-    """Bytes done per second over the last RATE_SECONDS."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a job goes, and how long the rest takes; None: nobody knows, or it moves no bytes."""
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+    bytes_per_second: float | None
+    seconds_left: float | None
 
-    def note(self, now_seconds: float, bytes_done: int) -> None:
-        """So many bytes are done at a time of the monotonic clock."""
-        self._seen.append((now_seconds, bytes_done))
-        while len(self._seen) > 2 and self._seen[1][0] <= now_seconds - RATE_SECONDS:
-            self._seen.popleft()
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        """None while nothing can be said."""
-        if len(self._seen) < 2:
-            return None
-        (begun, before), (now, after) = self._seen[0], self._seen[-1]
-        return max(0, after - before) / (now - begun) if now > begun else None
-
-    def seconds_left(self, bytes_left: int) -> float | None:
-        """At this rate; None while nothing can be said, and while nothing moves."""
-        rate = self.bytes_per_second
-        return bytes_left / rate if rate else None
+UNKNOWN_PACE = Pace(None, None)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,9 +63,31 @@ class _Run:
     doing: asyncio.Task[None]
     following: asyncio.Task[None] | None = None
     waiting: asyncio.Task[None] | None = None
-    rate: Rate = field(default_factory=Rate)
+    rate: ProgressRate = field(default_factory=lambda: ProgressRate(RATE_SECONDS))
+    passed_bytes: int = 0
+    fetched_bytes: int = 0
     is_cancelled: bool = False
     told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note_rate(self, now: float) -> None:
+        """How far it is by now. While it passes what is here, as where it is begun once more, that tells nothing of how
+        fast the rest comes."""
+        job = self.work.job
+        passed_bytes = job.bytes_done - job.bytes_fetched
+        fetched_bytes = max(self.fetched_bytes, job.bytes_fetched + self.work.coming_bytes)
+        if passed_bytes - self.passed_bytes > _SKIPPED_FACTOR * (fetched_bytes - self.fetched_bytes):
+            self.rate.begin_anew()
+        self.passed_bytes, self.fetched_bytes = passed_bytes, fetched_bytes
+        self.rate.note(now, passed_bytes + fetched_bytes)
+
+    def pace(self) -> Pace:
+        job, left_seconds = self.work.job, None
+        if job.kind is JobKind.SNAPSHOT:
+            return UNKNOWN_PACE
+        if job.found_all and not job.manifest:
+            left_bytes = job.bytes_found - job.bytes_done - self.work.coming_bytes
+            left_seconds = self.rate.seconds_left(max(0, left_bytes))
+        return Pace(self.rate.bytes_per_second, left_seconds)
 
 
 class Jobs:
@@ -118,10 +128,10 @@ class Jobs:
         run = self._runs.get(job_id)
         return run.work.job if run is not None else self._ended.get(job_id)
 
-    def rate(self, job_id: str) -> Rate | None:
+    def pace(self, job_id: str) -> Pace:
         """How fast a running job goes."""
         run = self._runs.get(job_id)
-        return run.rate if run is not None and job_id not in self._ended else None
+        return run.pace() if run is not None and job_id not in self._ended else UNKNOWN_PACE
 
     async def start(self, kind: JobKind, prefix: str) -> Job:
         """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
@@ -266,7 +276,7 @@ class Jobs:
     async def _save_for_ever(self, run: _Run) -> None:
         is_stored = True
         while True:
-            run.rate.note(self._tools.clock.monotonic(), run.work.job.bytes_done)
+            run.note_rate(self._tools.clock.monotonic())
             await self._tools.clock.sleep(_SAVE_SECONDS)
             message = "a job's progress could not be written down" if is_stored else None
             is_stored = await _tried(message, self._store.save, run.work.job)

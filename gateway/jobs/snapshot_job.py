@@ -71,6 +71,11 @@ class SnapshotJob:
                     self.job.bytes_found + sum(entry.size_bytes for entry in entries),
                 )
 
+    @property
+    def coming_bytes(self) -> int:
+        """It moves none."""
+        return 0
+
     def _count(self, objects: int, size_bytes: int) -> None:
         self.job = replace(
             self.job, objects_found=objects, objects_done=objects, bytes_found=size_bytes, bytes_done=size_bytes

@@ -9,9 +9,9 @@ What was asked before an own write of the key is never believed after it, on any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import lmdb
 import structlog
@@ -153,35 +153,33 @@ class Catalog:
         headers: Mapping[str, str],
         part_number: str | None = None,
         signed_by: KeyPair | None = None,
+        purpose: Purpose = Purpose.LIVE,
     ) -> ObjectHead:
         """What the origin says of `key` now; with `part_number` also where that part lies.
 
         `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …), `signed_by` is whom it is
-        asked for, in his own name. Those who ask the same at
-        once share a HEAD that begins after each of them has asked. Raises OriginAnswered for every error status,
-        without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
+        asked for, in his own name. Those who ask the same at once, for the same purpose, share a HEAD that begins after
+        each of them has asked. Raises OriginAnswered for every error status, without a body as HEAD has none,
+        OriginUnreachable, and OriginBodyError.
         """
-        question = key, part_number, frozenset(headers.items()), signed_by
-        return await self.joined_calls.ask(question, lambda: self._head(key, slot, headers, part_number, signed_by))
+        question = key, part_number, frozenset(headers.items()), signed_by, purpose
 
-    async def _head(
-        self,
-        key: ObjectKey,
-        slot: Slot,
-        headers: Mapping[str, str],
-        part_number: str | None,
-        signed_by: KeyPair | None,
-    ) -> ObjectHead:
-        query = (("partNumber", part_number),) if part_number is not None else ()
-        request = OriginRequest(
-            "HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name, signed_by=signed_by
-        )
+        def send() -> Coroutine[Any, Any, ObjectHead]:
+            query = (("partNumber", part_number),) if part_number is not None else ()
+            request = OriginRequest(
+                "HEAD", key.bucket, key.key, query, headers, purpose=purpose, slot=slot.name, signed_by=signed_by
+            )
+            return self._head(key, slot, request, is_part=part_number is not None)
+
+        return await self.joined_calls.ask(question, send)
+
+    async def _head(self, key: ObjectKey, slot: Slot, request: OriginRequest, *, is_part: bool) -> ObjectHead:
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
                 if response.status == 404:
                     self.shown(key, slot, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
-            head = object_head(key, response.headers, is_part=part_number is not None)
+            head = object_head(key, response.headers, is_part=is_part)
             self.shown(key, slot, head.version.etag)
             return head
 
@@ -198,7 +196,13 @@ class Catalog:
             self.forget(key)
 
     async def current(
-        self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], look: bool = False
+        self,
+        key: ObjectKey,
+        slot: Slot,
+        *,
+        headers: Mapping[str, str],
+        look: bool = False,
+        purpose: Purpose = Purpose.LIVE,
     ) -> ObjectHead:
         """The version of `key` that is current within the bound of `slot`; with `look` the origin is asked anyway.
 
@@ -207,12 +211,12 @@ class Catalog:
         the bucket is there.
         """
         if not is_remembered(slot, headers):
-            return await self.ask(key, slot, headers=headers)
+            return await self.ask(key, slot, headers=headers, purpose=purpose)
         known = None if look else self.remembered(key, slot, headers=headers)
         if known is not None:
             return known
         try:
-            head = await self._learn(key, slot, headers)
+            head = await self._learn(key, slot, headers, purpose)
         except (OriginUnreachable, OriginAnswered) as error:
             entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
             if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
@@ -384,10 +388,10 @@ class Catalog:
     def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
-    async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
+    async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], purpose: Purpose) -> ObjectHead:
         asked = self.now(key)
         try:
-            head = await self.ask(key, slot, headers=headers)
+            head = await self.ask(key, slot, headers=headers, purpose=purpose)
         except OriginAnswered as answer:
             if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
                 self.remember_absence(key, slot, asked, named=False)

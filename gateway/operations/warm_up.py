@@ -80,7 +80,7 @@ async def _begin(context: RequestContext, version: ObjectVersion, reply: Respons
     if queue is None or not isinstance(blocks, BlockCache):
         return
     try:
-        found = await blocks.explain(version.key, version, slot.name)
+        found = await queue.look(version, slot)
         if found.here is not None and found.here.here == found.here.blocks:
             reply.cache, reply.reason = "hit", None
             return

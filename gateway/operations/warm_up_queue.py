@@ -12,14 +12,18 @@ ends. Nothing of the queue outlives the worker: who wants the object asks again.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import structlog
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.explanation import Explanation
 from gateway.clock import Clock
 from gateway.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.metadata.catalog import Catalog
@@ -41,12 +45,27 @@ PIECES_WHILE_BUSY = 4
 ATTEMPTS_MAX = 4
 """Beyond what one request is tried (origin/retry.py)."""
 
+LOOK_SHARE = 20.0
+LOOK_SECONDS_MAX = 5.0
+"""What is here of an object is not looked for again for so many times as long as the look took: who asks again and
+again for a long object, whose look takes long, costs a part of a processor's time."""
+
+LOOKS_MAX = 256
+"""So many are remembered."""
+
 _FIRST_PAUSE_SECONDS = 1.0
 _BUSY_LOOK_SECONDS = 0.05
 
 _Outcome: TypeAlias = Literal["fetched", "no-room", "changed", "failed"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cache"))
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    task: asyncio.Task[Explanation]
+    until: float = math.inf
+    """When it is too old."""
 
 
 class WarmUpQueue:
@@ -68,7 +87,31 @@ class WarmUpQueue:
         self._running: set[asyncio.Task[None]] = set()
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._fetching = 0
+        self._looks = OrderedDict[ObjectVersion, _Look]()
         self._is_closed = False
+
+    async def look(self, version: ObjectVersion, slot: Slot) -> Explanation:
+        """What is here of a version, and whether it is kept: one look for all who ask, which counts for a while, but
+        not beyond the end of the version's warm-up. StoreUnavailable."""
+        found = self._looks.get(version)
+        if found is None or found.until <= self._clock.monotonic():
+            task = asyncio.create_task(self._look(version, slot), name="look at a warm-up", context=Context())
+            found = self._looks[version] = _Look(task)
+            task.add_done_callback(partial(self._looked, version, found, self._clock.monotonic()))
+            self._looks.move_to_end(version)
+            while len(self._looks) > LOOKS_MAX:
+                self._looks.popitem(last=False)
+        return await asyncio.shield(found.task)
+
+    async def _look(self, version: ObjectVersion, slot: Slot) -> Explanation:
+        return await self._blocks.explain(version.key, version, slot.name)
+
+    def _looked(self, version: ObjectVersion, look: _Look, began: float, task: asyncio.Task[Explanation]) -> None:
+        took_seconds = self._clock.monotonic() - began
+        look.until = began + took_seconds + min(LOOK_SECONDS_MAX, LOOK_SHARE * took_seconds)
+        is_good = not task.cancelled() and task.exception() is None
+        if self._looks.get(version) is look and (not is_good or look.until <= self._clock.monotonic()):
+            del self._looks[version]
 
     def begin(self, version: ObjectVersion, slot: Slot, caller: str) -> bool:
         """Have all blocks of a version fetched in the background; False: too many wait, or too many for this caller.
@@ -100,7 +143,8 @@ class WarmUpQueue:
         running = list(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        looking = [look.task for look in self._looks.values()]  # on threads, which are waited for
+        await asyncio.gather(*running, *looking, return_exceptions=True)
         self._observer.waiting(-self._waiting_count)
         self._waiting.clear()
         self._waiting_count = 0
@@ -114,6 +158,7 @@ class WarmUpQueue:
                     self._observer.ended(slot.name, await self._fetched(version, slot))
                 finally:
                     self._known.discard(version)
+                    self._looks.pop(version, None)
         finally:
             # In one step with the last look at what waits: what is begun from here on finds that it does not run.
             if (task := asyncio.current_task()) is not None:

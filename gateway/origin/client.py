@@ -25,6 +25,9 @@ UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 OWN_KEY_REFUSED = "The origin refuses the key of this gateway"
 """The message of a 403 begins so that is about the gateway's own key, and not about what it may do."""
 
+OWN_CLOCK_REFUSED = "The origin has another time than this gateway, and refuses what it signs"
+"""The same where the key is not to blame."""
+
 
 Direction = Literal["read", "write"]
 """Which way the bytes of bodies go: read from the origin, or written to it."""
@@ -57,12 +60,9 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 """Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
 
 
-def _by_nobody() -> bool:
-    return False
-
-
-IS_AWAITED: ContextVar[Callable[[], bool]] = ContextVar("origin_is_awaited", default=_by_nobody)
-"""Whether somebody waits for what a request is part of, though its purpose does not say so. It may change meanwhile."""
+IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
+"""Whether somebody waits for what a request is part of, whatever it was begun for. It may change meanwhile. None: its
+purpose says so."""
 
 
 @immutable

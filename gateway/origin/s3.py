@@ -24,6 +24,7 @@ from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, 
 from gateway.immutable import immutable
 from gateway.origin.client import (
     ACCOUNT,
+    OWN_CLOCK_REFUSED,
     OWN_KEY_REFUSED,
     Direction,
     HedgeOutcome,
@@ -321,7 +322,7 @@ class S3Origin:
             of_request = request.bucket, request.key, request.slot, request.purpose.value
             span = trace.ask_origin(request.method, sending.target.host, *of_request, sending.attempts)
         if span is not None:
-            headers = {**headers, **span.headers}
+            headers = span.told(headers)
         # A connection that the origin is about to close would leave open what became of the request.
         unused, kind = sending.repetition is Repetition.WRONG_ANSWER, answer_kind(request)
         target, claim = sending.target, sending.claim
@@ -437,9 +438,11 @@ class S3Origin:
         if response.status == 400 and code in ("AuthorizationHeaderMalformed", None) and not sending.region_corrected:
             sending.region_corrected = True
             return self._signer.learn_region(sending.request.bucket, wanted_region(document, response))
-        if response.status == 403 and code in ("RequestTimeTooSkewed", None) and not sending.time_corrected:
+        if response.status == 403 and code in (CLOCK_CODE, None) and not sending.time_corrected:
             sending.time_corrected = True
-            return self._signer.learn_time(parse_http_date(response.headers.get("date", "")))
+            if self._signer.learn_time(parse_http_date(response.headers.get("date", ""))):
+                self._failures.tell(self._clock.monotonic())  # a clock that is wrong is told soon
+                return True
         return False
 
     def _breaker(self, host: str) -> CircuitBreaker:
@@ -505,15 +508,19 @@ class _Limits:
         return Supervision(seconds, seconds, 1, on_silence)
 
 
+CLOCK_CODE = "RequestTimeTooSkewed"
+
+_KEY_REFUSED = "the origin refuses the gateway's own key"
+
 _CODES = frozenset(
     {
+        CLOCK_CODE,
         "AccountProblem",
         "ExpiredToken",
         "InvalidAccessKeyId",
         "InvalidSecurity",
         "InvalidToken",
         "NotSignedUp",
-        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "TokenRefreshRequired",
         "UnrecognizedClientException",
@@ -567,12 +574,13 @@ class OwnKeyOrigin:
             return _WholeResponse(response.status, headers, document)
         if code in _ENDED_CODES and self._on_refused is not None:
             self._on_refused(request)
-        _log.error(
-            "the origin refuses the gateway's own key", code, code=code, status=response.status, bucket=request.bucket
-        )
+        is_of_clock = code == CLOCK_CODE
+        why = "the origin has another time, and refuses what the gateway signs" if is_of_clock else _KEY_REFUSED
+        _log.error(why, code, code=code, status=response.status, bucket=request.bucket)
         told = s3_error(
             "AccessDenied",
-            f"{OWN_KEY_REFUSED} ({code}). Your own key and signature are good: tell whoever runs the gateway.",
+            f"{OWN_CLOCK_REFUSED if is_of_clock else OWN_KEY_REFUSED} ({code}). "
+            "Your own key and signature are good: tell whoever runs the gateway.",
         )
         body = error_document(told, resource="", request_id="", host_id="forebay")
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}

@@ -408,5 +408,10 @@ class RequestSigner:
         if origin_now is None or abs(origin_now - self._clock.now() - self._clock_offset) < _CLOCK_TOLERANCE_SECONDS:
             return False
         self._clock_offset = origin_now - self._clock.now()
-        log.warning("origin_clock_differs", offset_seconds=round(self._clock_offset, 1))
+        ahead_seconds = round(self._clock_offset, 1)
+        if abs(self._clock_offset) < _CLOCK_TOLERANCE_SECONDS:
+            log.info("the origin has this machine's time again", ahead_seconds=ahead_seconds)
+        else:
+            told = "the origin has another time than this machine: requests to it are signed by its time"
+            log.warning(told, ahead_seconds=ahead_seconds)
         return True

@@ -30,24 +30,27 @@ if TYPE_CHECKING:
 
 
 RANKS: Mapping[Purpose, tuple[int, int]] = {
-    Purpose.LIVE: (0, 0),
-    Purpose.FORWARD: (0, 0),
+    Purpose.LIVE: (2, 0),
+    Purpose.FORWARD: (2, 0),
     Purpose.READAHEAD: (2, 0),
     Purpose.WARM: (2, 0),
     Purpose.FLUSH: (2, 1),
     Purpose.REFRESH: (3, 3),
 }
-"""In which order the pieces of a slot pass, by their purpose, 0 first; then, where somebody waits for them all the same
-(`IS_AWAITED`): a reader has come to what was read ahead for it, a request needs what is flushed."""
+"""In which order the pieces of a slot pass, by their purpose, 0 first: while nobody waits for them, and while somebody
+does (`IS_AWAITED`): a reader has come to what is warmed or was read ahead, a request needs what is flushed. So work has
+the rank of whoever waits for it, from when he comes until he leaves, and none waits behind what nobody waits for."""
+
+_FOR_CLIENTS = frozenset({Purpose.LIVE, Purpose.FORWARD})
 
 
 def rank_of(purpose: Purpose) -> Callable[[], int]:
     """Tells the rank of what is done here and now for a purpose, whenever it is asked."""
-    usually, awaited = RANKS[purpose]
-    if usually == awaited:
-        return _ALWAYS[usually]
+    unawaited, awaited = RANKS[purpose]
     is_awaited = IS_AWAITED.get()
-    return lambda: awaited if is_awaited() else usually
+    if is_awaited is None:
+        return _ALWAYS[awaited if purpose in _FOR_CLIENTS else unawaited]
+    return lambda: awaited if is_awaited() else unawaited
 
 
 _ALWAYS: tuple[Callable[[], int], ...] = (lambda: 0, lambda: 1, lambda: 2, lambda: 3)

@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 from gateway.errors import OriginBodyError, S3Error
 from gateway.model import ByteRange
 from gateway.s3.error_codes import s3_error
+from gateway.trace_context import passed_on_state
 
 
 class EncodedHeaders(NamedTuple):
@@ -92,7 +93,8 @@ _SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-
 def filter_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Every header of the client's request that goes along, unknown ones too.
 
-    `aws-chunked` leaves Content-Encoding: it described the body on the wire, and must not be stored with the object.
+    `aws-chunked` leaves Content-Encoding: it described the body on the wire, and must not be stored with the object. A
+    `tracestate` that does not parse does not go along (W3C Trace Context).
     """
     dropped = _SET_ANEW_FOR_THE_ORIGIN | _named_in_connection(headers)
     onward = {name: value for name, value in headers.items() if name not in dropped}
@@ -101,6 +103,8 @@ def filter_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
         kept = ",".join(coding for coding in codings if coding.lower() != "aws-chunked" and coding)
         if kept:
             onward["content-encoding"] = kept
+    if "tracestate" in onward and (state := passed_on_state(onward.pop("tracestate"))):
+        onward["tracestate"] = state
     return onward
 
 

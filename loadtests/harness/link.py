@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway import metric_kinds, metrics
+from gateway import metric_reading, metrics
 from gateway.bandwidth_wiring import bandwidth_of
 from gateway.clock import SystemClock
 from gateway.config.loading import load_settings
@@ -41,7 +41,7 @@ class Sample:
 
 def counted(of: Gateway, direction: Direction) -> Bytes:
     """What all processes have counted. Of bodies that are read that is what has arrived, and not all has passed yet."""
-    [found] = metric_kinds.by_labels(in_memory_directory(of.process.directory), _LABELS, metrics.ORIGIN_BYTES)
+    [found] = metric_reading.by_labels(in_memory_directory(of.process.directory), _LABELS, metrics.ORIGIN_BYTES)
     moved = Bytes()
     for (way, slot), count in found.items():
         if way == direction:

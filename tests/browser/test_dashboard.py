@@ -114,6 +114,11 @@ def test_the_page_shows_slow_and_refused_requests(browser: Any, origin: StrictOr
         page.wait_for_selector("#recent >> text=Slowest")
         page.wait_for_selector("#recent >> text=403 AccessDenied")
         assert "s3://bucket/<b>bold</b>/k" in page.inner_text("#recent")
+        places = (
+            "heads => heads.map(head => [...head.children].map(one => Math.round(one.getBoundingClientRect().left)))"
+        )
+        slowest, refused = page.eval_on_selector_all("#recent thead tr", places)
+        assert slowest == refused
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.close()
 

@@ -65,6 +65,51 @@ def run(port: AdminDouble, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["checkpoints", *arguments, "--admin-url", port.url])
 
 
+def of_none(found: dict[str, Any] | None) -> tuple[int, Any]:
+    return 200, {"checkpoints": [], "next": None, "ungrouped": found}
+
+
+@pytest.mark.parametrize(
+    ("objects", "slot", "said"),
+    [
+        (
+            1,
+            "ckpt",
+            "1 object under s3://b/x/ belongs to no checkpoint, such as s3://b/x/y\\u001b: no known layout (dcp, ",
+        ),
+        (999, None, "999 objects under s3://b/x/ belong to no checkpoint, "),
+        (1000, "ckpt", "1,000 objects or more under s3://b/x/ belong to no checkpoint, "),
+    ],
+)
+def test_what_belongs_to_no_checkpoint_is_told_where_there_is_none(objects: int, slot: str | None, said: str) -> None:
+    """What was looked for, and what to configure: a mistake in a pattern looks like a gateway that does nothing."""
+    empty = of_none({"objects": objects, "first": "s3://b/x/y\x1b", "slot": slot})
+    with admin_double(empty, empty) as port:
+        result = run(port, "s3://b/x/")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    count, why = result.stderr.splitlines()
+    assert count == "0 checkpoints"
+    assert why.startswith(said)
+    assert ("in `checkpoints` of slot ckpt fits" in why) is (slot is not None)
+    assert why.endswith("(docs/checkpoints.md#patterns-of-a-slot)")
+    assert {path for _, path, _ in port.asked} == {
+        "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2Fx%2F&limit=100",
+        "/api/v1/checkpoints?prefix=s3%3A%2F%2Fb%2Fx%2F&limit=1",
+    }
+
+
+def test_where_nothing_is_known_it_is_told_what_a_checkpoint_would_be() -> None:
+    """Perhaps it was saved past the gateway. Who asks for a state, or for documents, is told nothing more."""
+    with admin_double(of_none(None), of_none(None)) as port:
+        result = run(port, "s3://b/x/")
+        assert "nothing under s3://b/x/ has come through this gateway of late in a slot with write" in result.stderr
+    for more in (("--state", "failed"), ("--json",)):
+        with admin_double(of_none(None)) as port:
+            result = run(port, "s3://b/x/", *more)
+        assert result.stderr.splitlines() == ([] if "--json" in more else ["0 checkpoints"])
+
+
 def test_checkpoints_are_shown_page_by_page() -> None:
     """The figures of each on a line of 80 columns, under its name; what it lacks, and why it fails."""
     with admin_double(page(ONE, following="t="), page(STALLED)) as port:

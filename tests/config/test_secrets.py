@@ -34,6 +34,79 @@ def test_secrets_are_read_from_files(tmp_path: Path) -> None:
     assert list(problems(tmp_path, entry.format(tmp_path / "secret") + f'secret_access_key = "{SECRET}"\n')) == [key]
 
 
+LONG_ENOUGH = "sixteen-or-more-!"
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        (LONG_ENOUGH.encode(), None),
+        (f"  {LONG_ENOUGH}\r\n\n".encode(), None),
+        (b"x" * 16, None),
+        (b"x" * 15 + b"\n", "at least 16 printable ASCII characters"),
+        ("\u00e4".encode() * 16, "at least 16 printable ASCII characters"),
+        (b"words with spaces between", None),
+        (b"fourteen-of-it", "at least 16 printable ASCII characters"),
+        (f"{LONG_ENOUGH}\n{LONG_ENOUGH}\n".encode(), "this file must hold one line of text"),
+        (b"\xef\xbb\xbf" + LONG_ENOUGH.encode(), "this file must hold one line of text"),
+        (LONG_ENOUGH.encode() + b"\0", "this file must hold one line of text"),
+        (b"\xff" * 20, "this file is not text in UTF-8"),
+        (b"\n \n", "this file is empty"),
+        (b"", "this file is empty"),
+        (b"x" * 100_000, "this file cannot be read (FileTooLarge)"),
+    ],
+)
+def test_a_token_from_a_file_keeps_to_the_rule_of_one_that_is_given(
+    tmp_path: Path, token: bytes, says: str | None
+) -> None:
+    """The error names file and rule, never what is in the file."""
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    from_file = f'[admin]\ntoken_file = "{file}"\n'
+    if says is None:
+        loaded = load(tmp_path, from_file).settings.admin.token
+        assert loaded is not None
+        assert loaded.get_secret_value() == token.decode().strip()
+        return
+    [(key, told)] = problems(tmp_path, from_file).items()
+    assert key == "admin.token_file"
+    assert str(file) in told
+    assert says in told
+    text = token.decode("latin-1").strip()
+    assert not text or text not in told
+    if "16" in says:
+        written = token.decode().strip()
+        assert says in problems(tmp_path, f'[admin]\ntoken = "{written}"\n')["admin.token"]
+        assert says in problems(tmp_path, "", FOREBAY_ADMIN__TOKEN=written)["admin.token"]
+
+
+SECRET_FILES = {
+    "admin.token_file": '[admin]\ntoken_file = "{}"\n',
+    "origin.secret_access_key_file": '[origin]\naccess_key_id = "k"\nsecret_access_key_file = "{}"\n',
+    "credentials[0].secret_access_key_file": (
+        '[[credentials]]\naccess_key_id = "k"\nallow = ["s3://"]\nsecret_access_key_file = "{}"\n'
+    ),
+    "origin_credentials[0].secret_access_key_file": (
+        '[[origin_credentials]]\nname = "n"\naccess_key_id = "k"\nsecret_access_key_file = "{}"\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("key", SECRET_FILES)
+def test_a_file_of_a_secret_that_others_may_read_is_told_of(tmp_path: Path, key: str) -> None:
+    """With what to do; a group may, as in a pod. And none holds more than a line."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    for mode, is_told in ((0o600, False), (0o440, False), (0o644, True), (0o620, True), (0o602, True)):
+        file.chmod(mode)
+        told = [one for one in load(tmp_path, SECRET_FILES[key].format(file)).warnings if one.startswith(f"{key}: ")]
+        assert len(told) == is_told, oct(mode)
+        assert not is_told or f"{file} (mode {mode:04o}): chmod go-w,o-r {file}" in told[0]
+    file.write_text(f"{SECRET}\nand more")
+    [(refused, why)] = problems(tmp_path, SECRET_FILES[key].format(file)).items()
+    assert (refused, SECRET in why) == (key, False)
+
+
 def full_of_secrets(tmp_path: Path) -> Settings:
     text = (
         f'[admin]\ntoken = "{SECRET}"\n[origin]\naccess_key_id = "id"\nsecret_access_key = "{SECRET}"\n'

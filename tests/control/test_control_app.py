@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gateway import __version__, metric_kinds, metrics
+from gateway import __version__, metric_kinds, metric_reading, metrics
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
@@ -26,6 +27,7 @@ from gateway.control.openapi_parts import SNAPSHOT_NAME_SCHEMA
 from gateway.control.process_metrics import set_process_metrics
 from gateway.control.state import GatewayState, ProcessState, StateHolder
 from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
+from gateway.metric_kinds import Known
 from gateway.recent_requests import RecentRequests
 from tests.support.finished import finished
 from tests.support.growth import python_steps
@@ -159,13 +161,48 @@ def test_counters_stand_at_zero_before_anything_was_counted(tmp_path: Path) -> N
         assert told.count(f"\n{line}\n") == 1, line
 
 
+def test_scrapes_that_come_together_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, and none begins before who gets it has asked; one that fails harms no other."""
+    made: list[int] = []
+    may_go_on, begun = threading.Event(), threading.Event()
+
+    def exposition(*_: object) -> list[bytes]:
+        made.append(len(made))
+        begun.set()
+        assert may_go_on.wait(60)
+        if len(made) == 3:
+            raise OSError("no descriptors")
+        return [b"%d" % made[-1]]
+
+    monkeypatch.setattr(metric_reading, "exposition_parts", exposition)
+    app = control_app(LiveSettings(settings(None)), StateHolder(), tmp_path)
+
+    async def scenario() -> list[str]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9001") as client:
+
+            async def ask() -> str:
+                return (await client.get("/metrics")).text
+
+            first = asyncio.create_task(ask())
+            await asyncio.to_thread(begun.wait, 60)
+            others = [asyncio.create_task(ask()) for _ in range(20)]
+            gone = asyncio.create_task(ask())
+            await asyncio.sleep(0)
+            gone.cancel()
+            may_go_on.set()
+            return [await first, *await asyncio.gather(*others), *[await ask() for _ in range(2)]]
+
+    assert asyncio.run(scenario()) == ["0", *["1"] * 20, "Internal Server Error", "3"]
+
+
 def test_a_scrape_costs_in_proportion_to_the_slots(tmp_path: Path) -> None:
     """Four times as many take four times the steps, and not sixteen: Prometheus gives up after ten seconds."""
     metrics.CACHE_HIT_BYTES.add(7, "default")
 
     def steps(slots: int) -> int:
-        known = {"slot": [f"slot{number}" for number in range(slots)], "process": []}
-        return python_steps(lambda _: metric_kinds.exposition(tmp_path, known), b"")
+        known = Known({"slot": [f"slot{number}" for number in range(slots)], "process": []})
+        return python_steps(lambda _: metric_reading.exposition(tmp_path, known), b"")
 
     assert steps(40) < 5 * steps(10)
 

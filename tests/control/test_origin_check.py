@@ -36,6 +36,7 @@ from gateway.origin.signing import KeyPair, StaticCredentials, origin_name
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
+from tests.support.set_clock import SetClock
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 
@@ -311,11 +312,82 @@ def test_what_is_no_s3_is_told_in_words(scheme: str, answer: bytes, reset: bool,
     assert word in (finding.problem or "")
 
 
-def test_a_clock_that_is_refused_without_a_date() -> None:
-    """By its error code alone."""
+def test_a_clock_that_is_refused_though_no_answer_tells_of_it() -> None:
+    """By its error code alone: the clock of this machine need not be to blame."""
     with StrictOrigin() as origin:
         origin.model.inject(lambda call: True, Answer(403, "RequestTimeTooSkewed"), times=None)
-        assert found(origin.endpoint_url).state == "wrong clock"
+        finding = found(origin.endpoint_url)
+    assert (finding.state, finding.is_refused) == ("wrong clock", True)
+    assert "(RequestTimeTooSkewed), but its answers tell the time of this machine's clock" in (finding.problem or "")
+
+
+@pytest.mark.parametrize(("ahead_seconds", "direction"), [(1200.0, "behind"), (-1200.0, "ahead of")])
+def test_a_clock_that_differs_from_that_of_a_live_origin(ahead_seconds: float, direction: str) -> None:
+    """By how much, and which one is ahead; whether what is signed by the origin's time is refused as well."""
+    clock = SetClock()
+    clock.ahead_seconds = ahead_seconds
+    with StrictOrigin(clock=clock) as origin:
+        corrected = found(origin.endpoint_url)
+        origin.model.inject(lambda call: True, Answer(403, "RequestTimeTooSkewed"), times=None)
+        refused = found(origin.endpoint_url)
+    differ = f"this machine's clock is 1200 seconds {direction} that of {origin.endpoint_url}"
+    assert (corrected.state, corrected.is_refused, refused.state, refused.is_refused) == (
+        "wrong clock",
+        False,
+        "wrong clock",
+        True,
+    )
+    assert (corrected.problem or "").startswith(f"{differ}: set it right")
+    assert "refuses what Forebay signs, for its time (RequestTimeTooSkewed)" in (refused.problem or "")
+    assert differ in (refused.problem or "")
+
+
+def test_a_clock_that_goes_wrong_is_told_soon_and_once() -> None:
+    """Who asks the origin meets it first; the figure alone is no news."""
+    board = SilenceBoard()
+
+    async def run(origin: StrictOrigin, clock: SetClock) -> None:
+        settings = OriginSettings.model_validate(
+            {
+                "endpoint_url": origin.endpoint_url,
+                "region": "us-east-1",
+                "access_key_id": ACCESS_KEY_ID,
+                "secret_access_key": SECRET_ACCESS_KEY,
+            }
+        )
+        endpoint = OriginEndpoint(origin.endpoint_url, "us-east-1")
+        pair = StaticCredentials(KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY))
+        asking = S3Origin(endpoint, pair, SystemClock(), instance_id="a", silence=board)
+        told: list[str] = []
+        try:
+            async with origin_for_checks(LiveSettings(Settings(origin=settings)), "feed") as (asked, _):
+                checks = OriginChecks(
+                    asked,
+                    LiveSettings(Settings(origin=settings)),
+                    board=board,
+                    on_change=lambda _, finding: told.append(finding.state),
+                )
+                await checks.findings()
+                clock.ahead_seconds = 1200.0
+                before = board.failures(origin_name(origin.endpoint_url)).told_at()
+                async with await asking.send(OriginRequest("GET", query=[("max-buckets", "1")])) as answer:
+                    assert answer.status == 200
+                assert board.failures(origin_name(origin.endpoint_url)).told_at() > before
+                for ahead in (1200.0, 1300.0, 1450.0):
+                    clock.ahead_seconds = ahead
+                    checks._main._known = None  # as after the time for which it is remembered
+                    await checks.findings()
+                assert told == ["well", "wrong clock"]
+                clock.ahead_seconds = 0.0
+                checks._main._known = None
+                await checks.findings()
+                assert told == ["well", "wrong clock", "well"]
+        finally:
+            await asking.aclose()
+
+    clock = SetClock()
+    with StrictOrigin(clock=clock) as origin:
+        asyncio.run(run(origin, clock))
 
 
 def test_each_bucket_and_slot_that_differs_is_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -103,7 +104,18 @@ def test_a_clock_that_differs_is_an_error(home: StrictOrigin) -> None:
     home.model.inject(on(), AlterHeaders({"date": "Thu, 01 Jan 2026 00:02:00 GMT"}), times=None)
     with home:
         told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.ERROR]
-    assert any("this machine's clock differs by +" in line for line in told)
+    assert len(told) == 1
+    assert re.match(r"this machine's clock is \d+ seconds ahead of that of", told[0])
+
+
+def test_a_clock_that_is_refused_is_one_finding(home: StrictOrigin) -> None:
+    """Its rights are not looked at: all would be refused for that alone."""
+    home.model.inject(on(), Answer(403, "RequestTimeTooSkewed"), times=None)
+    with home:
+        told = [one for one in found(settings(home.endpoint_url)) if one.level is Level.ERROR]
+    assert len(told) == 1
+    assert "refuses what Forebay signs, for its time" in told[0].found
+    assert "chronyc" in told[0].advice
 
 
 def test_writes_are_tried_where_that_is_asked_for_and_leave_nothing(home: StrictOrigin) -> None:

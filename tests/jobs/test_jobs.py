@@ -217,6 +217,25 @@ def test_a_reader_at_the_same_time_shares_what_is_fetched(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_a_job_knows_what_has_come_of_blocks_that_are_not_done(tmp_path: Path) -> None:
+    """How fast it goes is known long before the first of many large blocks is there."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 1, 4 * BLOCK)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            [run] = bench.jobs._runs.values()
+            await until(lambda: run.work.coming_bytes == 2 * BLOCK)
+            assert run.work.job.bytes_done == 0
+            paced.go.set()
+            ended = await bench.ended(job)
+            assert (ended.bytes_done, ended.bytes_fetched, run.work.coming_bytes) == (4 * BLOCK, 4 * BLOCK, 0)
+
+    asyncio.run(scenario())
+
+
 def test_a_job_goes_on_after_a_restart(tmp_path: Path) -> None:
     """From where it was; what it had brought is not fetched again, and the counts are those of one run."""
 
@@ -390,8 +409,9 @@ def test_what_is_not_published_is_not_done(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
-def test_bytes_are_asked_for_as_warm_up(tmp_path: Path) -> None:
-    """The meter can tell them from what readers wait for."""
+def test_everything_is_asked_for_as_warm_up(tmp_path: Path) -> None:
+    """LIST, HEAD and GET: the meter, and the row of requests that the origin would refuse, can tell them from what
+    readers wait for."""
     purposes: set[tuple[str, Purpose]] = set()
 
     class Noting(MemoryOrigin):
@@ -402,8 +422,9 @@ def test_bytes_are_asked_for_as_warm_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         origin = Noting(TestClock())
         data_set(origin, 2)
-        async with job_bench(tmp_path, origin) as bench:
+        slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
             await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
 
     asyncio.run(scenario())
-    assert purposes == {("GET", Purpose.WARM)}
+    assert purposes == {("GET", Purpose.WARM), ("HEAD", Purpose.WARM)}

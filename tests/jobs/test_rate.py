@@ -1,36 +1,94 @@
-"""How fast a job goes: of late, not since it began."""
+"""How fast a job goes, and how long the rest takes: of late, not since it began, and only once that is known."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from gateway.jobs.runner import RATE_SECONDS, Rate
+from gateway.jobs.job import Job, JobKind
+from gateway.jobs.runner import RATE_SECONDS, UNKNOWN_PACE, _Run
+
+MIB = 2**20
 
 
-def test_nothing_is_said_before_there_are_two_looks() -> None:
-    """One look tells no rate, and two at once neither."""
-    rate = Rate()
-    assert (rate.bytes_per_second, rate.seconds_left(1)) == (None, None)
-    rate.note(5.0, 100)
-    rate.note(5.0, 200)
-    assert rate.bytes_per_second is None
+def running(job: Job) -> _Run:
+    """A run of which nothing runs."""
+    work: Any = SimpleNamespace(job=job, coming_bytes=0)
+    doing: Any = asyncio.Future(loop=asyncio.new_event_loop())
+    doing.get_loop().close()
+    return _Run(work, doing)
 
 
-def test_the_rate_is_that_of_the_last_while() -> None:
-    """A job that was fast an hour ago and stands now has no end in sight."""
-    rate = Rate()
+def stand(run: _Run, now: float, *, fetched: int, coming: int = 0, passed: int = 0) -> None:
+    """So it stands at a time."""
+    job = replace(run.work.job, bytes_done=passed + fetched, bytes_fetched=fetched)
+    work: Any = SimpleNamespace(job=job, coming_bytes=coming)
+    run.work = work
+    run.note_rate(now)
+
+
+WARM = Job("1", JobKind.WARM, "s3://b/", bytes_found=1000 * MIB, found_all=True)
+
+
+def test_the_time_left_is_right_as_soon_as_it_is_said() -> None:
+    """Thirty-two blocks of 8 MiB share 2 MiB/s: for two minutes none is done, and what comes of them tells the rate."""
+    run = running(WARM)
+    for second in range(128):
+        stand(run, float(second), fetched=0, coming=2 * MIB * second)
+        left = run.pace().seconds_left
+        assert (left is None) is (second < 5)
+        assert left is None or left == pytest.approx(500 - second)
+    stand(run, 128.0, fetched=256 * MIB)
+    assert run.pace().seconds_left == pytest.approx(372)
+
+
+def test_what_was_here_tells_nothing_of_what_is_to_come() -> None:
+    """A job begun once more passes 800 MiB in two seconds, and then goes on as fast as the slot lets it."""
+    run, said = running(WARM), []
+    for second in range(60):
+        passed = min(second, 2) * 400 * MIB
+        stand(run, float(second), fetched=0, coming=2 * MIB * max(0, second - 2), passed=passed)
+        said.append(run.pace().seconds_left)
+    assert said[:7] == [None] * 7
+    assert said[7:] == [pytest.approx((200 - 2 * (second - 2)) / 2) for second in range(7, 60)]
+
+
+def test_a_piece_that_is_tried_again_is_no_step_back() -> None:
+    """What has come of it is lost, and comes once more."""
+    run = running(WARM)
+    for second in range(20):
+        stand(run, float(second), fetched=0, coming=MIB * (second if second != 12 else 3))
+        assert (run.pace().seconds_left is None) is (second < 5)
+
+
+def test_a_job_that_stands_has_no_end_in_sight() -> None:
+    """However fast it was an hour ago."""
+    run = running(WARM)
     for second in range(100):
-        rate.note(float(second), second * 1000)
-    assert rate.bytes_per_second == pytest.approx(1000)
-    assert rate.seconds_left(5000) == pytest.approx(5)
+        stand(run, float(second), fetched=second * MIB)
+    assert run.pace().bytes_per_second == pytest.approx(MIB)
     for second in range(100, 100 + int(RATE_SECONDS) + 1):
-        rate.note(float(second), 99_000)
-    assert (rate.bytes_per_second, rate.seconds_left(5000)) == (0, None)
+        stand(run, float(second), fetched=99 * MIB)
+    assert (run.pace().bytes_per_second, run.pace().seconds_left) == (0, None)
 
 
-def test_counts_that_fall_back_are_no_negative_rate() -> None:
-    """After a restart, what was done behind the place is counted again."""
-    rate = Rate()
-    rate.note(0.0, 500)
-    rate.note(1.0, 100)
-    assert rate.bytes_per_second == 0
+@pytest.mark.parametrize("change", [{"found_all": False}, {"manifest": True}])
+def test_how_much_is_left_must_be_known(change: dict[str, Any]) -> None:
+    """While the listing goes on, and of a manifest, which tells no sizes."""
+    run = running(replace(WARM, **change))
+    for second in range(20):
+        stand(run, float(second), fetched=second * MIB)
+    assert run.pace().bytes_per_second == pytest.approx(MIB)
+    assert run.pace().seconds_left is None
+
+
+def test_a_snapshot_moves_no_bytes() -> None:
+    """Though it says how many it has found."""
+    run = running(replace(WARM, kind=JobKind.SNAPSHOT))
+    for second in range(20):
+        stand(run, float(second), fetched=second * MIB)
+    assert run.pace() == UNKNOWN_PACE

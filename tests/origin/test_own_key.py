@@ -39,6 +39,14 @@ def test_the_gateways_key_is_not_the_callers(status: int, code: str) -> None:
     assert f"refuses the key of this gateway ({code})".encode() in body
 
 
+def test_a_clock_that_the_origin_refuses_is_neither_the_callers_nor_the_keys() -> None:
+    """The client is told that the times differ."""
+    told, _, body = asked(GET, Answer(403, "RequestTimeTooSkewed"))
+    assert told == 403
+    assert b"another time than this gateway, and refuses what it signs (RequestTimeTooSkewed)" in body
+    assert b"refuses the key" not in body
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(403, "AccessDenied"), (400, "InvalidArgument"), (404, "NoSuchKey"), (403, "InvalidObjectState")],

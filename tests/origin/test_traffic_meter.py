@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -241,19 +241,27 @@ def test_a_body_in_memory_that_is_sent_again_counts_again() -> None:
 @pytest.mark.parametrize(
     ("awaited", "order"),
     [
-        (False, ["live", "forward", "flush", "readahead", "warm", "refresh"]),
-        (True, ["live", "forward", "readahead", "warm", "flush", "refresh"]),
+        ({}, ["live", "forward", "flush", "readahead", "warm", "refresh"]),
+        (
+            {Purpose.READAHEAD: True, Purpose.WARM: True, Purpose.FLUSH: True},
+            ["live", "forward", "readahead", "warm", "flush", "refresh"],
+        ),
+        (
+            {Purpose.LIVE: False, Purpose.READAHEAD: False, Purpose.WARM: True, Purpose.FLUSH: False},
+            ["forward", "warm", "flush", "live", "readahead", "refresh"],
+        ),
     ],
 )
-def test_pieces_of_a_slot_pass_by_their_purpose(awaited: bool, order: list[str]) -> None:
-    """Whatever the order in which they came; what somebody waits for after all is moved ahead of what nobody does."""
+def test_pieces_of_a_slot_pass_by_their_purpose(awaited: Mapping[Purpose, bool], order: list[str]) -> None:
+    """Whatever the order in which they came; what somebody waits for after all is moved ahead of what nobody does, and
+    what a reader has begun who has left is among that."""
 
     async def run() -> list[str]:
         metered, passed = Metered(Ceiling("read", None, 5000)), list[str]()
-        ahead = {Purpose.READAHEAD, Purpose.WARM, Purpose.FLUSH} if awaited else set[Purpose]()
 
         async def read(purpose: Purpose) -> None:
-            IS_AWAITED.set(lambda: purpose in ahead)
+            if purpose in awaited:
+                IS_AWAITED.set(lambda: awaited[purpose])
             meter = metered.meter.of_body("read", OriginRequest("GET", "b", "k", purpose=purpose, slot="a"))
             await meter.wait(200)
             passed.append(purpose.value)

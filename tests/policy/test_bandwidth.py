@@ -248,6 +248,45 @@ def test_processes_that_wait_pass_in_turn() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("of_link", [False, True])
+def test_a_piece_for_which_somebody_begins_to_wait_passes_next(of_link: bool) -> None:
+    """Of thirty that are warmed in one process, while another warms too; and it is one of many when he has left."""
+
+    async def run() -> None:
+        clock, order, awaited = ManualClock(), list[str](), set[str]()
+        ceiling = Ceiling("read", None if of_link else "a", 1000)
+        one, other, *_ = (limiter_of(of_process, "a") for of_process in shared_by_processes(clock, ceiling))
+
+        async def take(limiter: RateLimiter, name: str) -> None:
+            while True:
+                await limiter.take(200, lambda: 0 if name in awaited else 2)
+                order.append(name)
+
+        await one.take(1100, first)
+        work = [asyncio.create_task(take(one, f"one-{number}")) for number in range(30)]
+        work += [asyncio.create_task(take(other, f"other-{number}")) for number in range(30)]
+        for _ in range(60):
+            await clock.advance(STEP_SECONDS)
+        assert order.count("one-20") <= 1
+        order.clear()
+        awaited.add("one-20")
+        for _ in range(40):
+            await clock.advance(STEP_SECONDS)
+        # Ten pieces pass in two seconds: in each one that has waited for too long, in each process.
+        assert order.index("one-20") <= 2
+        assert order.count("one-20") >= 5
+        awaited.clear()
+        order.clear()
+        for _ in range(40):
+            await clock.advance(STEP_SECONDS)
+        assert order.count("one-20") <= 1
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_a_process_that_is_gone_while_its_piece_waits_costs_the_others_that_piece_once() -> None:
     """Nothing of it need be cleared away: the debt is paid by time."""
 

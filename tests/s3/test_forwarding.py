@@ -31,6 +31,15 @@ def test_the_framing_of_the_body_is_not_stored_with_the_object() -> None:
         assert filter_request_headers({"content-encoding": unframed}) == {"content-encoding": unframed}
 
 
+def test_what_says_nothing_of_a_trace_stays_behind() -> None:
+    """A `tracestate` that does not parse (W3C Trace Context, 3.3); `traceparent` goes along all the same."""
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    sent = {"traceparent": traceparent, "tracestate": "a=b, c = d"}
+    assert filter_request_headers(sent) == {"traceparent": traceparent}
+    sent = {"traceparent": traceparent, "tracestate": "a=b ,c=d"}
+    assert filter_request_headers(sent) == {"traceparent": traceparent, "tracestate": "a=b,c=d"}
+
+
 def test_the_origins_request_id_gets_a_name_of_its_own() -> None:
     """The gateway has request ids; the origin's stays findable."""
     headers = filter_response_headers({"x-amz-request-id": "R1", "date": "…", "server": "moto", "etag": '"e"'})

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import metric_kinds, metrics
+from gateway import metric_reading, metrics
 from gateway.policy.token_bucket import BURST_SECONDS
 from gateway.serve.shared_directory import in_memory_directory
 from tests.support.gateway_process import GatewayProcess
@@ -72,7 +72,7 @@ def read(url: str) -> float:
 
 def slow_bytes(gateway: GatewayProcess) -> float:
     """What all workers have counted, read from the files that they share: it needs no living background process."""
-    by_slot, *_ = metric_kinds.by_label(in_memory_directory(gateway.directory), "slot", metrics.ORIGIN_BYTES)
+    by_slot, *_ = metric_reading.by_label(in_memory_directory(gateway.directory), "slot", metrics.ORIGIN_BYTES)
     return by_slot.get("slow", 0.0)
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gateway import metrics
-from gateway.metric_kinds import by_labels
+from gateway.metric_reading import by_labels
 from gateway.serve.shared_directory import in_memory_directory
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

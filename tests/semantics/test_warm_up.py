@@ -100,6 +100,22 @@ def test_9_7_asked_again_and_again_it_is_fetched_once(tmp_path: Path) -> None:
     play(tmp_path, TTL, scenario)
 
 
+@pytest.mark.parametrize(("slot", "heads"), [(STRICT, 20), (TTL, 0), (IMMUTABLE, 0)])
+def test_9_7_to_warm_what_is_here_costs_the_origin_nothing(tmp_path: Path, slot: Slot, heads: int) -> None:
+    """9.7 However often an SDK does it; in a strict slot a HEAD asks which version is current, as any does."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        await warm(gateway)
+        await settle(gateway)
+        asked, before = gateway.origin.count(), gateway.origin.count(Operation.HEAD_OBJECT)
+        for _ in range(20):
+            assert (await warm(gateway)).headers["x-forebay-cache"] == "hit"
+        await settle(gateway)
+        assert gateway.origin.count() - asked == gateway.origin.count(Operation.HEAD_OBJECT) - before == heads
+
+    play(tmp_path, slot, scenario)
+
+
 @pytest.mark.parametrize("change", ["partNumber=1", "versionId=null", "response-content-type=x"])
 def test_9_7_what_is_not_the_whole_current_object_warms_nothing(tmp_path: Path, change: str) -> None:
     """9.7 A part, a version, overrides; nor does another range, or a GET of the first byte warm all."""

@@ -18,7 +18,7 @@ from gateway.blocks.reading.reader import RangeReader
 from gateway.clock import Clock, SystemClock
 from gateway.metric_observers import CacheMetrics, SlotBytes
 from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
-from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.client import IS_AWAITED, Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin import MemoryOrigin
 
@@ -187,6 +187,23 @@ class PacedResponse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+@dataclass
+class NotingOrigin:
+    """Passes everything on; notes of each request its purpose, and what tells whether somebody waits for it."""
+
+    origin: Origin
+    seen: list[tuple[Purpose, Callable[[], bool]]]
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        is_awaited = IS_AWAITED.get()
+        assert is_awaited is not None
+        self.seen.append((request.purpose, is_awaited))
+        return await self.origin.send(request)
+
+    async def aclose(self) -> None:
+        await self.origin.aclose()
 
 
 def make_origin() -> MemoryOrigin:

@@ -3,8 +3,9 @@
     python -m tests.support.fill_worker DIRECTORY SLOT ENDPOINT CAPACITY PACKED
 
 Says `ready`, then obeys the lines on its standard input: `read KEY ETAG SIZE READERS OWNER` has that many readers read
-a whole generated object at once and says `right`, or `wrong` and what was; `leave` has all readers leave and says
-`left`. It ends with its standard input. `FillWorker` is the test's end of the line.
+a whole generated object at once and says `right`, or `wrong` and what was; `warm KEY ETAG SIZE` fetches it for nobody
+and says `warmed`; `leave` has all of them leave and says `left`. It ends with its standard input. `FillWorker` is the
+test's end of the line.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Self
 from gateway.blocks.cache import BlockCache
 from gateway.clock import SystemClock
 from gateway.model import ObjectKey, ObjectVersion
+from gateway.origin.client import Purpose
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import KeyPair, StaticCredentials
@@ -66,6 +68,9 @@ class FillWorker:
 
     def read(self, version: ObjectVersion, readers: int = 1, *, owner: str = "-") -> None:
         self._say(f"read {version.key.key} {version.etag} {version.size_bytes} {readers} {owner}")
+
+    def warm(self, version: ObjectVersion) -> None:
+        self._say(f"warm {version.key.key} {version.etag} {version.size_bytes}")
 
     def leave(self) -> None:
         self._say("leave")
@@ -117,8 +122,9 @@ class Obedient:
 
     async def obey(self, lines: asyncio.StreamReader) -> None:
         while line := (await lines.readline()).decode().split():
-            if line[0] == "read":
-                task = asyncio.create_task(self._read(*line[1:]))
+            if line[0] in ("read", "warm"):
+                doing = self._read(*line[1:]) if line[0] == "read" else self._warm(*line[1:])
+                task = asyncio.create_task(doing)
                 self._reading.add(task)
                 task.add_done_callback(self._reading.discard)
             else:
@@ -133,6 +139,13 @@ class Obedient:
         expected = GeneratedContent(version.size_bytes, 0).read(0, version.size_bytes)
         wrong = [repr(result)[:200] for result in results if result != expected]
         print("wrong" if wrong else "right", *wrong, flush=True)
+
+    async def _warm(self, key: str, etag: str, size: str) -> None:
+        version = ObjectVersion(ObjectKey(BUCKET, key), etag, int(size))
+        for piece in self._cache.pieces(version, "default"):
+            _, is_kept = await self._cache.fetch(version, piece, slot="default", purpose=Purpose.WARM)
+            assert is_kept
+        print("warmed", flush=True)
 
     async def _read_once(self, version: ObjectVersion, headers: dict[str, str]) -> bytes:
         return await take(await self._cache.open_range(version, whole(version), headers=headers))

@@ -1,4 +1,4 @@
-"""The nine incidents: how each is brought about, what leads to its cause, and how it ends."""
+"""The ten incidents: how each is brought about, what leads to its cause, and how it ends."""
 
 from __future__ import annotations
 
@@ -117,6 +117,32 @@ def _key_refused(scene: Scene) -> None:
     scene.write_test("checkpoints/")
     denied.times = 0
     scene.end("The bucket's policy lets the key write")
+
+
+def _wrong_clock(scene: Scene) -> None:
+    scene.begin()
+    scene.origin_clock.ahead_seconds = 1200.0
+    scene.did("This machine's clock is 20 minutes behind the bucket's, which refuses what is signed by it")
+    _use(scene)
+    scene.until_alert("ForebayWrongClock")
+    scene.look()
+    skewed = Answer(403, "RequestTimeTooSkewed")
+    faults = [scene.origin.model.inject(on(Operation.PUT_OBJECT), skewed, times=None)]
+    scene.did(
+        "The bucket refuses also what is signed by the time that its answers tell: one of its servers has another"
+    )
+    scene.save("checkpoints/step-2")
+    scene.until_alert("ForebayFlushFailing")
+    faults.append(scene.origin.model.inject(lambda _: True, skewed, times=None))
+    scene.read("data/shard-00")
+    scene.read("data/shard-02")
+    scene.until("the refusal is told", lambda: skewed.code in str(scene.ready()["origin_problem"]))
+    scene.look()
+    scene.run("writeback", "list", "s3://", "--problems")
+    for fault in faults:
+        fault.times = 0
+    scene.origin_clock.ahead_seconds = 0.0
+    scene.end("The clock is set right")
 
 
 def _expiring_stage(directory: Path) -> Stage:
@@ -352,6 +378,25 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(DOCTOR, "says which right is missing", "what to ask next"),
             Clue(COMMAND, "AccessDenied", "the bucket's own word, by object"),
             Clue(COMMAND, "put: 403 AccessDenied (s3:PutObject)  -> allow it to the key", "the right that is missing"),
+        ),
+    ),
+    Incident(
+        "wrong-clock",
+        "The clock is wrong",
+        "The clocks of this machine and of the bucket differ by 20 minutes; the bucket allows 15.",
+        "runbook.md#forebaywrongclock",
+        _wrong_clock,
+        (
+            Clue(ALERTS, "ForebayWrongClock, critical", "who is on call gets the section of the runbook"),
+            Clue(LOG, "the origin has another time than this machine", "whose clock it is about"),
+            Clue(STATUS, "this machine's clock is 1200 seconds behind", "the cause, and what it means for callers"),
+            Clue(DOCTOR, "set this machine's clock: chronyc tracking, timedatectl", "what to do"),
+            Clue(READY, "this machine's clock is 1200 seconds behind", "the cause"),
+            Clue(OVERVIEW, 'status.origin.state = "wrong clock"', "the cause, on the dashboard"),
+            Clue(CLIENT, "The origin has another time than this gateway", "it is not the job's own key or clock"),
+            Clue(ALERTS, "ForebayFlushFailing, critical", "writes wait, and which slot's"),
+            Clue(STATUS, "refuses what Forebay signs, for its time (RequestTimeTooSkewed)", "the bucket's own word"),
+            Clue(COMMAND, "the origin has another time than this machine, and refuses", "why a write waits, by object"),
         ),
     ),
     Incident(

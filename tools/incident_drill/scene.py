@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Hold
+from tests.support.set_clock import SetClock
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 from tools.incident_drill.alerting import Alert, Alerting
 from tools.incident_drill.observing import (
@@ -91,12 +92,14 @@ class Scene:
         account: Account,
         directory: Path,
         origin: StrictOrigin,
+        origin_clock: SetClock,
         gateway: GatewayProcess,
         alerting: Alerting | None,
     ) -> None:
         self.account = account
         self.directory = directory
         self.origin = origin
+        self.origin_clock = origin_clock
         self.gateway = gateway
         self._alerting = alerting
         self._environment = _environment()
@@ -371,7 +374,8 @@ def _environment() -> dict[str, str]:
 @contextmanager
 def staged(account: Account, directory: Path, stage: Stage, alerting: Alerting | None) -> Iterator[Scene]:
     """The bucket, the gateway and the job, gone when this ends."""
-    with StrictOrigin() as origin:
+    origin_clock = SetClock()
+    with StrictOrigin(clock=origin_clock) as origin:
         origin.model.create_bucket(BUCKET)
         for number in range(SHARDS):
             origin.model.put_generated(BUCKET, f"data/shard-{number:02}", SHARD_BYTES, number)
@@ -394,7 +398,7 @@ def staged(account: Account, directory: Path, stage: Stage, alerting: Alerting |
             ],
         }
         with GatewayProcess(config, directory=directory / "cache", environment=stage.environment) as gateway:
-            scene = Scene(account, directory, origin, gateway, alerting)
+            scene = Scene(account, directory, origin, origin_clock, gateway, alerting)
             try:
                 yield scene
             finally:

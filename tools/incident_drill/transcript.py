@@ -28,7 +28,7 @@ _HEADS = {
 _INTRODUCTION = f"""\
 # Incident drill
 
-`make drill` wrote this page. It brings nine incidents upon real gateways, asks each of them by every way there is, and
+`make drill` wrote this page. It brings ten incidents upon real gateways, asks each of them by every way there is, and
 ends the incident again. The bucket is the tests' own strict S3 server; the job is boto3. Each incident below says what
 happened, which sentences lead from the first sign to the cause, and what was said word by word.
 

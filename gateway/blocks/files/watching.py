@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -38,11 +39,11 @@ class Watch:
     def clear(self) -> None:
         self._changed.clear()
 
-    async def changed(self) -> None:
-        """Wait until something happened since `clear`, or it is time to look anyway."""
+    async def changed(self, seconds_max: float = math.inf) -> None:
+        """Wait until something happened since `clear`, or it is time to look anyway: for `seconds_max` at most."""
         patience, self._patience_seconds = self._patience_seconds, min(2 * self._patience_seconds, self._look_seconds)
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(min(patience, seconds_max)):
                 await self._changed.wait()
 
     def notify(self, *, writer_closed: bool) -> None:

@@ -6,6 +6,8 @@ looks into the index; who waits for a large block reads the file that the holder
     cell   u64: 0, or 1 bit somebody waits, 10 bits worker + 1, 27 bits tag of the place, 26 bits tag of the version
            u64: the nonce in the name of the file that the holder writes; 0: none yet
     count  u64 for each worker, behind the cells: how many locks it has
+    until  u64 for each cell, behind the counts: until when a reader in another process is known to wait for this one
+           (ns of the monotonic clock). Who waits says so anew; whoever is gone is forgotten AWAITED_SECONDS later
 
 The object, the place in it and the vary key choose a set of four cells, so that a lock is to be had for the fifth block
 of a set only when one of the others is given back: until then it is fetched without.
@@ -49,7 +51,8 @@ _SET_BYTES = WAYS * _WORDS * _WORD_BYTES
 _FIRST_WORDS = struct.Struct("@" + "Q8x" * WAYS)
 """Of a set's cells; each word is read in one step."""
 _COUNTS = CELLS * _WORDS
-FILE_BYTES = (_COUNTS + PROCESSES_MAX) * _WORD_BYTES
+_UNTIL = _COUNTS + PROCESSES_MAX
+FILE_BYTES = (_UNTIL + CELLS) * _WORD_BYTES
 
 _VERSION_BITS, _PLACE_BITS = 26, 27
 _TAG_BITS = _VERSION_BITS + _PLACE_BITS
@@ -64,6 +67,13 @@ LOCK_SECONDS_MAX = 0.1
 
 _STUCK_SECONDS = 1.0
 """So long after that, a set is tried once and not waited for: the event loop has better things to do."""
+
+AWAITED_SECONDS = 1.0
+"""So long a reader is believed to wait for a block that another process fetches, though that one has begun it for
+nobody: its bytes go before those that nobody waits for (origin/traffic_meter.py)."""
+
+AWAITED_LOOK_SECONDS = 0.25
+"""Who waits looks this often whether a reader waits with it, and says so."""
 
 HOLDER_SECONDS_MAX = 5.0
 """A lock is not waited for any longer, though its holder turns: the origin, or a disk, keeps it waiting. The same is
@@ -121,7 +131,9 @@ class FetchLocks:
         self._directory = directory
         self._heartbeats = heartbeats
         self._mutex = threading.Lock()
-        self._held: set[LockKey] = set()
+        self._held: dict[LockKey, int] = {}
+        """With the cell of each."""
+
         self._unreleased: set[LockKey] = set()
         self._stuck: dict[int, float] = {}
         self._table = _open_table(directory / "fetch-locks")
@@ -172,7 +184,7 @@ class FetchLocks:
         """Give a lock back, and tell those who wait. One that this process has lost stays as it is."""
         if key not in self._held:
             return
-        self._held.remove(key)
+        del self._held[key]
         if not self._change(key, 0):
             self._unreleased.add(key)
         self._count()
@@ -182,8 +194,7 @@ class FetchLocks:
         if key not in self._held:
             return
         if self._change(key, other.held_by(self.worker)):
-            self._held.remove(key)
-            self._held.add(other)
+            self._held[other] = self._held.pop(key)
         else:
             self.release(key)
 
@@ -232,8 +243,19 @@ class FetchLocks:
         fcntl.flock(self.wake_file(worker), fcntl.LOCK_UN)
         return False
 
-    def await_change(self, key: LockKey, holder: int) -> bool:
-        """Have the holder tell of the next change of its lock; False when it has it no more."""
+    def is_awaited(self, key: LockKey) -> bool:
+        """Whether a reader in another process waits for what this one does under its lock."""
+        cell = self._held.get(key)
+        if cell is None:
+            return False
+        until = self._words[_UNTIL + cell // _WORDS]
+        if not until or until <= self._heartbeats.now_ns():
+            return False
+        return self._words[cell] & ~_AWAITED == key.held_by(self.worker)
+
+    def await_change(self, key: LockKey, holder: int, *, is_reader: bool = False) -> bool:
+        """Have the holder tell of the next change of its lock; False when it has it no more. `is_reader`: a reader
+        waits, which the holder is to know (`is_awaited`)."""
         if not self._lock(key.set):
             return self.holder(key) == holder
         try:
@@ -241,28 +263,38 @@ class FetchLocks:
             if cell is None or _holder(self._words[cell]) != holder:
                 return False
             self._words[cell] |= _AWAITED
+            if is_reader:
+                self._words[_UNTIL + cell // _WORDS] = self._heartbeats.now_ns() + int(AWAITED_SECONDS * 1e9)
             return True
         finally:
             self._unlock(key.set)
 
     async def released(
-        self, key: LockKey, holder: int, watcher: FileWatcher, is_abandoned: Callable[[], bool] = lambda: False
+        self,
+        key: LockKey,
+        holder: int,
+        watcher: FileWatcher,
+        is_abandoned: Callable[[], bool] = lambda: False,
+        is_reader: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Wait until a lock is given back, or nobody wants it any more; False: its holder is to be given up."""
+        """Wait until a lock is given back, or nobody wants it any more; False: its holder is to be given up.
+
+        `is_reader` says at each look whether a reader waits.
+        """
         deadline = time.monotonic() + HOLDER_SECONDS_MAX
         with watcher.watch(self.wake_file(holder)) as watch:
             while not is_abandoned():
                 watch.clear()
-                if not self.await_change(key, holder):
+                if not self.await_change(key, holder, is_reader=is_reader()):
                     return True
                 if not self.turns(holder) or time.monotonic() > deadline:
                     return False
-                await watch.changed()
+                await watch.changed(AWAITED_LOOK_SECONDS)
         return True
 
     def others_fetch(self) -> bool:
         """Whether other processes fetch blocks now."""
-        return any(count for worker, count in enumerate(self._words[_COUNTS:]) if worker != self.worker)
+        return any(count for worker, count in enumerate(self._words[_COUNTS:_UNTIL]) if worker != self.worker)
 
     def wake_file(self, worker: int) -> int:
         """The descriptor of a worker's wake file, to be watched; it stays open until `close`.
@@ -300,16 +332,18 @@ class FetchLocks:
         if holder == given_up and holder != self.worker:
             self._take_free(key, cell)
             return self.worker
-        if holder == self.worker:
+        if holder == self.worker and key not in self._held:  # it was to be given back, which is not due any more
             self._unreleased.discard(key)
+            self._held[key] = cell
+            self._count()
         return holder
 
     def _take_free(self, key: LockKey, cell: int | None) -> int | None:
         if cell is None:
             return None
-        self._words[cell + 1] = 0
+        self._words[cell + 1] = self._words[_UNTIL + cell // _WORDS] = 0
         self._words[cell] = key.held_by(self.worker) | (self._words[cell] & _AWAITED)
-        self._held.add(key)
+        self._held[key] = cell
         self._count()
         return self.worker
 

@@ -17,7 +17,7 @@ from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, FillF
 from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, LockKey
+from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, FetchLocks, LockKey
 from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
@@ -248,11 +248,11 @@ class LargeBlockFetcher:
                 watch.clear()
                 if nonce := self.locks.shown_file(lock, holder):
                     return nonce
-                if not self.locks.await_change(lock, holder):
+                if not self.locks.await_change(lock, holder, is_reader=fetch.is_awaited):
                     return 0
                 if not self.locks.turns(holder) or time.monotonic() > deadline:
                     return None
-                await watch.changed()
+                await watch.changed(AWAITED_LOOK_SECONDS)
         return 0
 
     async def _read_on(self, fetch: InflightFetch, lock: LockKey, holder: int, file: BlockLease) -> bool:
@@ -262,7 +262,8 @@ class LargeBlockFetcher:
             while True:
                 watch.clear()
                 # Looked at first: what the holder had written when it gave the lock back is then all there.
-                held, before = self.locks.await_change(lock, holder), checksums.complete_bytes
+                held = self.locks.await_change(lock, holder, is_reader=fetch.is_awaited)
+                before = checksums.complete_bytes
                 await self.threads.disk_holding(file, take_in, fetch.block, checksums)
                 fetch.advance(file, checksums)
                 if not held or fetch.is_abandoned or checksums.complete:
@@ -271,7 +272,7 @@ class LargeBlockFetcher:
                     deadline = time.monotonic() + HOLDER_SECONDS_MAX
                 if not self.locks.turns(holder) or time.monotonic() > deadline:
                     return False
-                await watch.changed()
+                await watch.changed(AWAITED_LOOK_SECONDS)
 
 
 def complete_bytes(file: BlockLease, block: Block) -> int:

@@ -102,6 +102,8 @@ class InflightFetch:
         self._begun = False
         self._failure: BaseException | None = None
         self._users = 0
+        self._readers = 0
+        self._is_awaited_elsewhere: Callable[[], bool] = _by_nobody
         self._running = True
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -131,8 +133,8 @@ class InflightFetch:
 
     @property
     def is_awaited(self) -> bool:
-        """A reader waits for it, whatever it was begun for."""
-        return self._users > (self.purpose is Purpose.WARM)  # whose job is a user
+        """A reader waits for it now, here or in another process, whatever it was begun for."""
+        return self._readers > 0 or self._is_awaited_elsewhere()
 
     def _nothing(self) -> int:
         """From where on bytes need no verification where none do without."""
@@ -144,11 +146,14 @@ class InflightFetch:
         """Whether it failed for want of connections of another account than the caller's, who may ask for himself."""
         return error is self._failure and self.account != ACCOUNT.get()
 
-    def enter(self) -> None:
+    def enter(self, purpose: Purpose = Purpose.LIVE) -> None:
+        """`purpose`: what the bytes are wanted for; to be said again by whoever leaves."""
         self._users += 1
+        self._readers += purpose is Purpose.LIVE
 
-    def leave(self) -> None:
+    def leave(self, purpose: Purpose = Purpose.LIVE) -> None:
         self._users -= 1
+        self._readers -= purpose is Purpose.LIVE
         self._close_if_unused()
         if self._users == 0 and self.on_abandoned is not None and self.is_abandoned:
             self.on_abandoned()
@@ -184,6 +189,10 @@ class InflightFetch:
         return waiter
 
     # For the task that fetches.
+
+    def leads(self, is_awaited_elsewhere: Callable[[], bool]) -> None:
+        """It is fetched here for all processes: this tells whether a reader in another one waits for it."""
+        self._is_awaited_elsewhere = is_awaited_elsewhere
 
     def begin(self) -> None:
         """The origin's answer is good."""
@@ -236,6 +245,10 @@ class InflightFetch:
                 self._files.pop().close()
 
 
+def _by_nobody() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Fetchers:
     """What fetches blocks, and by which they are shared: blocks of at most `packed_bytes_max` are small."""
@@ -278,11 +291,11 @@ class SingleFlight:
         """The ids of blocks that this process had of late, and that the disk did not take."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def join(self, block: Block, headers: Mapping[str, str]) -> InflightFetch | None:
+    def join(self, block: Block, headers: Mapping[str, str], purpose: Purpose = Purpose.LIVE) -> InflightFetch | None:
         """The running fetch of a block, entered, or None."""
         fetch = self._fetches.get(fetch_key(block, headers))
         if fetch is not None:
-            fetch.enter()
+            fetch.enter(purpose)
         return fetch
 
     def has(self, block: Block, headers: Mapping[str, str]) -> bool:
@@ -312,11 +325,11 @@ class SingleFlight:
         response: UnpinnedResponse | None = None,
     ) -> InflightFetch:
         """A fetch that a reader waits for, entered: a new one, unless there is one by now."""
-        running = self.join(block, headers)
+        running = self.join(block, headers, purpose)
         if running is not None:
             return running
         fetch = InflightFetch(block, slot, headers, purpose, reader, response)
-        fetch.enter()
+        fetch.enter(purpose)
         if response is not None:
             response.get.hold()
         self._start(fetch)
@@ -412,6 +425,7 @@ class SingleFlight:
         is_of_response = response is not None and response.get.becomes(lock)
         try:
             if is_of_response or await self._take_lock(fetch, lock):
+                fetch.leads(partial(fetchers.locks.is_awaited, lock))
                 fetcher = fetchers.small if fetchers.is_small(fetch.block) else fetchers.large
                 await fetcher.fetch(fetch, lock)
         except (BlockPublished, NotKept, ClientDisconnected):
@@ -455,7 +469,11 @@ class SingleFlight:
         fetchers = self._fetchers
         if fetchers.is_small(fetch.block):
             ended = await fetchers.locks.released(
-                lock, holder, fetchers.watcher, lambda: fetch.is_abandoned or not fetchers.writable
+                lock,
+                holder,
+                fetchers.watcher,
+                lambda: fetch.is_abandoned or not fetchers.writable,
+                lambda: fetch.is_awaited,
             )
         else:
             ended = await fetchers.large.follow(fetch, lock, holder)

@@ -18,7 +18,7 @@ touches are no longer few. What sub-blocks have brought is then fetched once mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,7 +43,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, MissReason, ObjectVersion
+from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
@@ -390,7 +390,7 @@ class RangeReader:
                     size = piece.taken
                     self._given += size
                 else:
-                    size = piece.count if isinstance(piece, FileSpan) else len(piece)
+                    size = size_of(piece)
                     self._given += size
                     yield piece
                 position += size
@@ -665,7 +665,7 @@ class SourceOpener:
         tools, request = self._tools, self._request
         if request.too_large:
             raise NotKept("size", "the object is larger than those that the slot keeps")
-        fill = tools.fetches.join(block, request.headers)
+        fill = tools.fetches.join(block, request.headers, request.purpose)
         if fill is None:
             if not self._looks_first and await tools.unpinned_gets.settled(
                 request.version.key, block.offset, request.headers
@@ -677,17 +677,17 @@ class SourceOpener:
         try:
             await fill.begun()
         except BlockPublished:
-            fill.leave()
+            fill.leave(request.purpose)
             return None
         except OriginBusy as error:
-            fill.leave()
+            fill.leave(request.purpose)
             if fill.was_denied_another(error):
                 return None
             raise
         except BaseException:
-            fill.leave()
+            fill.leave(request.purpose)
             raise
-        return FillSource(fill, tools.residency, tools.threads, reader=request)
+        return FillSource(fill, tools.residency, tools.threads, reader=request, purpose=request.purpose)
 
     def _last_missing(self, position: int) -> int:
         """The last byte of the range before the next block behind `position` that is in the index."""
@@ -753,7 +753,12 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 async def fetch(
-    tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str, purpose: Purpose
+    tools: ReadDependencies,
+    version: ObjectVersion,
+    piece: ByteRange,
+    slot: str,
+    purpose: Purpose,
+    come: Callable[[int], None],
 ) -> tuple[int, bool]:
     """As `BlockCache.fetch`."""
     reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
@@ -762,25 +767,30 @@ async def fetch(
     try:
         await reader.start()
         async with aclosing(reader.body()) as body:
-            async for _ in body:
+            come_bytes = 0
+            async for given in body:
                 if reader.past_the_cache:
                     return 0, False
+                come_bytes += size_of(given)
+                come(come_bytes)
     finally:
         await reader.aclose()
-    return piece.length, await _published(tools, version, piece, slot)
+    return piece.length, await _published(tools, version, piece, slot, purpose)
 
 
-async def _published(tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str) -> bool:
+async def _published(
+    tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str, purpose: Purpose
+) -> bool:
     """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends.
 
     False when one has ended whose bytes the directory could not take.
     """
     kept = True
     for block in layout.blocks_of(version, piece, tools.settings.block_size_of(slot)):
-        if (fill := tools.fetches.join(block, _NO_HEADERS)) is not None:
+        if (fill := tools.fetches.join(block, _NO_HEADERS, purpose)) is not None:
             try:
                 await fill.over()
             finally:
-                fill.leave()
+                fill.leave(purpose)
             kept = kept and fill.kept
     return kept

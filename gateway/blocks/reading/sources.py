@@ -260,11 +260,20 @@ class FillSource:
     One that another reader began, and whose bytes have all arrived, counts as cached.
     """
 
-    def __init__(self, fill: InflightFetch, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
+    def __init__(
+        self,
+        fill: InflightFetch,
+        residency: Residency,
+        threads: DiskThreads,
+        *,
+        reader: object,
+        purpose: Purpose = Purpose.LIVE,
+    ) -> None:
         self.cached = fill.all_arrived and fill.started_by is not reader
         self.stop = fill.block.offset + fill.block.length
         self.block = fill.block
         self._fill = fill
+        self._purpose = purpose
         self._residency = residency
         self._threads = threads
 
@@ -288,7 +297,7 @@ class FillSource:
         return self._fill.was_denied_another(error)
 
     async def close(self) -> None:
-        self._fill.leave()
+        self._fill.leave(self._purpose)
 
     async def _read(self, position: int, count: int) -> memoryview:
         file, extent = self._fill.file, self._fill.extent

@@ -115,7 +115,7 @@ class S3Connection(HttpToolsProtocol):
         self.wire: socket.socket | None = None
         self._is_half_closed = False
         self._only_answer = only_answer
-        self.waits_since = self.now()
+        self._began = self.waits_since = self.now()
         """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
@@ -151,7 +151,8 @@ class S3Connection(HttpToolsProtocol):
         if self.wire is not None:
             self.wire.detach()  # the transport closes it
             self.wire = None
-        self.shared.on_closed()
+        now = self.now()
+        self.shared.on_closed(now - self._began, self.is_idle(now))
         if not self.connections:
             self.shared.nothing_open.set()
 

@@ -12,8 +12,16 @@ from pathlib import Path
 from gateway.atomic_write import map_shared
 from gateway.heartbeats import PROCESSES_MAX, Heartbeats
 
-DEFERRED_SECONDS = 0.002
-"""So long a process leaves a connection to those that have fewer; then it takes it itself."""
+PASSING_SECONDS = 0.0005
+"""So long a process leaves a connection to those that have fewer; then it takes it itself. One that waits for nothing
+else wakes up sooner, and one that is busy is not waited for."""
+
+_ANOTHER_SECONDS = 0.0002
+"""A listener that passes a connection on is called at each turn of the loop. After a longer pause it is another one, or
+the loop was busy."""
+
+_PASSED_ON_MAX = 16
+"""So many in a row at most, as it may have been the same one each time."""
 
 _COUNT_BYTES = 8
 
@@ -62,8 +70,8 @@ class Listener:
 
     (`loop.create_server` would take up to its whole backlog at once.)
     The kernel wakes all of them, and often the same one is the first. `is_others_turn` is asked before each connection:
-    others then get a moment to take it. Clients keep their connections for long, so what was shared out unevenly
-    stays so: without it one of two processes gets 15 of 16.
+    others then get a moment to take it, in which this loop turns on. Clients keep their connections for long, so what
+    was shared out unevenly stays so: without it one of two processes gets 15 of 16.
     The socket belongs to the listener: `close` closes this process's descriptor and leaves those of others open.
     """
 
@@ -77,8 +85,8 @@ class Listener:
         self._on_connection = on_connection
         self._is_others_turn = is_others_turn
         self._accepting = False
-        self._deferred: asyncio.TimerHandle | None = None
-        self._has_deferred = False
+        self._passing_until = self._passed_on_at = 0.0
+        self._passed_on = 0
         listening.setblocking(False)
 
     def resume(self) -> None:
@@ -90,11 +98,7 @@ class Listener:
     def pause(self) -> None:
         """Leave connections in the kernel's queue. Idempotent."""
         if self._accepting:
-            if self._deferred is not None:
-                self._deferred.cancel()
-                self._deferred = None
-            else:
-                asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._accepting = False
 
     def close(self) -> None:
@@ -102,21 +106,20 @@ class Listener:
         self.pause()
         self._socket.close()
 
-    def _defer(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket.fileno())
-        self._deferred = loop.call_later(DEFERRED_SECONDS, self._defer_no_longer)
-        self._has_deferred = True
-
-    def _defer_no_longer(self) -> None:
-        self._deferred = None
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+    def _is_passed_on(self) -> bool:
+        if not self._is_others_turn():
+            return False
+        now = asyncio.get_running_loop().time()
+        if now >= self._passed_on_at + _ANOTHER_SECONDS and self._passed_on < _PASSED_ON_MAX:
+            self._passed_on += 1
+            self._passing_until = now + PASSING_SECONDS
+        self._passed_on_at = now
+        return now < self._passing_until
 
     def _accept(self) -> None:
-        if not self._has_deferred and self._is_others_turn():
-            self._defer()
+        if self._is_passed_on():
             return
-        self._has_deferred = False
+        self._passed_on = 0
         try:
             connection, _ = self._socket.accept()
         except _GONE_ALREADY:

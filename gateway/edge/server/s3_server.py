@@ -41,6 +41,14 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 _CANCELLED_TASKS_SECONDS = 5.0
 """How long requests that were cancelled at the end of the grace time may take to clean up."""
 
+_LASTING_SECONDS = 1.0
+_LASTING_PART_MIN = 0.5
+"""Where most connections end sooner, as with a client that opens one for each request, it costs more to share them out
+than it brings: whoever wakes up first takes the next."""
+
+_OF_LATE = 0.1
+"""What the last one counts for."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -96,10 +104,12 @@ class S3Server:
         self._tls = tls.context() if tls is not None else None
         self._state = S3ServerState(self._limits, on_refused)
         self._config = _uvicorn_config(app)
-        self._state.on_closed = self._tell_count
+        self._state.on_closed = self._on_closed
         self._counts = counts
         self._idle_connections = 0
-        """At the last sweep."""
+        """At the last sweep, without those that have left since."""
+        self._lasting_part = 1.0
+        """Of the connections that have ended of late, those that have lasted."""
         self._listeners = [Listener(listening, self._on_connection, self._is_others_turn) for listening in sockets]
         self._openings: dict[asyncio.Task[None], None] = {}
         self._connections_max = self._limits.connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -177,8 +187,13 @@ class S3Server:
         if self._counts is not None and not self._state.draining:
             self._counts.tell(self._connections_at_work)
 
+    def _on_closed(self, seconds: float, is_idle: bool) -> None:
+        self._lasting_part += _OF_LATE * ((seconds >= _LASTING_SECONDS) - self._lasting_part)
+        self._idle_connections -= is_idle and self._idle_connections > 0
+        self._tell_count()
+
     def _is_others_turn(self) -> bool:
-        if self._counts is None:
+        if self._counts is None or self._lasting_part < _LASTING_PART_MIN:
             return False
         self._tell_count()
         return self._counts.others_have_fewer(self._connections_at_work)

@@ -146,8 +146,8 @@ class S3ServerState(ServerState):
         super().__init__()
         limits = limits or ServerLimits()
         self.on_refused = on_refused
-        self.on_closed: Callable[[], None] = lambda: None
-        """Called when a connection is gone."""
+        self.on_closed: Callable[[float, bool], None] = lambda *_: None
+        """Called when a connection is gone: how many seconds it has lasted, and whether it was idle."""
         self.default_lines = b""
         """`default_headers` once more, as lines of a response head."""
         self.draining = False

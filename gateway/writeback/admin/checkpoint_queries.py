@@ -29,7 +29,15 @@ from gateway.writeback.checkpoints.state import (
 )
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.view import BEHIND_ALL, LOCAL_OF_CHECKPOINTS, OPEN, decoded, text
+from gateway.writeback.journal.view import (
+    BEHIND_ALL,
+    LOCAL_OF_CHECKPOINTS,
+    OPEN,
+    PENDING,
+    as_last_own_write,
+    decoded,
+    text,
+)
 
 UPLOADS_MAX = 1000
 """Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
@@ -70,6 +78,20 @@ class RunRow:
         ]
 
 
+UNGROUPED_MAX = 1000
+"""Objects that belong to no checkpoint are counted up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ungrouped:
+    """Objects that this node has acknowledged, and that belong to no checkpoint: UNGROUPED_MAX at most. `slot` is that
+    of the `first`, where it is pending."""
+
+    count: int
+    first: ObjectKey
+    slot: str | None
+
+
 _COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order"
 
 
@@ -86,6 +108,11 @@ class CheckpointQueries:
         """Checkpoints in the order of bucket and prefix behind a place, those in some of `states` (none: in any), and
         the place of the next page. `count` are looked at: with `states` there may be fewer, or none, on a page."""
         return await self._queries.look(lambda rows: self._page(rows, prefix, after, count, now, states))
+
+    async def ungrouped(self, prefix: Prefix) -> Ungrouped | None:
+        """What is pending under a prefix, or was flushed in the last minutes, and belongs to no checkpoint; None:
+        there is no such."""
+        return await self._queries.look(lambda rows: _ungrouped(rows, prefix))
 
     async def states(self, now: float) -> Mapping[str, Mapping[str, int]]:
         """Slot → state → how many."""
@@ -296,6 +323,35 @@ def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, save_order:
 
 def _is_whole(facts: CheckpointFacts) -> bool:
     return facts.objects > 0 and not facts.missing and facts.state is not CheckpointState.WRITING
+
+
+def _ungrouped(rows: sqlite3.Connection, prefix: Prefix) -> Ungrouped | None:
+    within, values = "1", tuple[str | bytes, ...]()
+    if prefix.bucket:
+        start = text(prefix.key_prefix)
+        within, values = "f.bucket = ? AND f.key >= ? AND f.key < ?", (prefix.bucket, start, start + BEHIND_ALL)
+    alone = "NOT EXISTS (SELECT 1 FROM checkpoint_objects o WHERE o.bucket = f.bucket AND o.key = f.key) LIMIT ?"
+    pending = rows.execute(
+        f"SELECT f.bucket, f.key, f.slot, f.id, f.record FROM writes f WHERE {PENDING} AND {within} AND {alone}",
+        (*values, UNGROUPED_MAX),
+    ).fetchall()
+    found, deleted = dict[ObjectKey, str | None](), set[ObjectKey]()
+    for bucket, name, slot, write_id, record in pending:
+        with suppress(BufferDamaged):  # the reconciler tells
+            key = ObjectKey(bucket, decoded(name))
+            if codec.unpack_write(write_id, record).deleted:
+                deleted.add(key)
+            else:
+                found[key] = slot
+    flushed = rows.execute(
+        f"SELECT f.bucket, f.key, f.record FROM origin f WHERE {within} AND {alone}", (*values, UNGROUPED_MAX)
+    ).fetchall()
+    for bucket, name, record in flushed:
+        key = ObjectKey(bucket, decoded(name))
+        if key not in found and key not in deleted and as_last_own_write(key, 0.0, record).etag is not None:
+            found[key] = None
+    first = next(iter(found), None)
+    return None if first is None else Ungrouped(min(len(found), UNGROUPED_MAX), first, found[first])
 
 
 def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:

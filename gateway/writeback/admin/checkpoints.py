@@ -74,7 +74,15 @@ class CheckpointsReport:
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
                 break
-        return {"checkpoints": documents, "next": to_token(*following) if following is not None else None}
+        return {
+            "checkpoints": documents,
+            "next": to_token(*following) if following is not None else None,
+            "ungrouped": None if found or after or states else await self._ungrouped(prefix),
+        }
+
+    async def _ungrouped(self, prefix: Prefix) -> dict[str, Any] | None:
+        found = await self._queries.ungrouped(prefix)
+        return None if found is None else {"objects": found.count, "first": str(found.first), "slot": found.slot}
 
     async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> dict[str, Any] | None:
         """The last time that it was read, as a document; None: it was not within the last hour."""
@@ -114,7 +122,7 @@ class CheckpointsReport:
     def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
         """Times in seconds since 1970; null is what is not known, or is not."""
         name, facts, kept = row.name, row.facts, self.kept()
-        left_seconds = self._rates.left_seconds(row.id, facts.flushed_bytes, facts.left_bytes, self._clock.monotonic())
+        left_seconds = self._rates.left_seconds(row.id, facts.left_bytes)
         return {
             "bucket": name.bucket,
             "prefix": name.prefix,

@@ -205,7 +205,7 @@ class NoWriteback:
         return {"uploads": [], "next": None}
 
     async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
-        return {"checkpoints": [], "next": None}
+        return {"checkpoints": [], "next": None, "ungrouped": None}
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         return await self.progress(prefix, 0)

@@ -190,6 +190,10 @@ _OBJECT = re.compile(
 )
 
 
+LAYOUTS = ("dcp", "huggingface", "safetensors", "deepspeed", "megatron", "lightning", "nemo", "ranks", "step")
+"""Those that are known without patterns."""
+
+
 def _layout_of_file(name: str) -> str | None:
     return next((layout for layout, pattern in _FILES.items() if pattern.fullmatch(name)), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.metrics import FailureKind
-from gateway.origin.client import OWN_KEY_REFUSED
+from gateway.origin.client import OWN_CLOCK_REFUSED, OWN_KEY_REFUSED
 
 _OF_CODES: dict[str, FailureKind] = {
     "NoSuchBucket": "no-bucket",
@@ -33,6 +33,8 @@ def kind_of_error(error: Exception) -> FailureKind:
 def kind_of_answer(status: int, code: str, document: bytes = b"") -> FailureKind:
     """Of an answer that is no success. A HEAD has no document: there a key that is refused is any 403."""
     if status in (401, 403):
+        if OWN_CLOCK_REFUSED.encode() in document:
+            return "clock"
         return "credentials" if OWN_KEY_REFUSED.encode() in document else "refused"
     if code in _OF_CODES:
         return _OF_CODES[code]

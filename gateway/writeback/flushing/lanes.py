@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from gateway.writeback.journal.records import Priority
 
@@ -46,6 +47,9 @@ PARTS_PER_LANE = 8
 
 RETRIED_PARTS_PER_LANE = 4
 """Of those, of objects that have failed."""
+
+HURRIED_PARTS_PER_LANE = 4
+"""Besides, of objects that somebody waits for."""
 
 PLACES = {
     Priority.URGENT: 8,
@@ -93,8 +97,8 @@ class Lane:
 
     def __init__(self) -> None:
         self._fares = {one: _Fare(PLACES[one]) for one in Priority}
-        self._parts = asyncio.Semaphore(PARTS_PER_LANE)
-        self._retried_parts = asyncio.Semaphore(RETRIED_PARTS_PER_LANE)
+        self._parts = PartPlaces(PARTS_PER_LANE, HURRIED_PARTS_PER_LANE)
+        self._retried_parts = PartPlaces(RETRIED_PARTS_PER_LANE, HURRIED_PARTS_PER_LANE)
         self._failures = 0
         self._asked_at = -math.inf
         """When something of what is left alone was last tried."""
@@ -113,9 +117,19 @@ class Lane:
         """Somebody wants to know now."""
         self._asked_at = -math.inf
 
-    def part(self, *, has_failed: bool) -> AbstractAsyncContextManager[object]:
+    @asynccontextmanager
+    async def part(self, is_hurried: Callable[[], bool], *, has_failed: bool) -> AsyncIterator[None]:
         """A place for a part, which parts of objects that have failed do not take from all others."""
-        return _Places((self._retried_parts, self._parts) if has_failed else (self._parts,))
+        async with AsyncExitStack() as places:
+            if has_failed:
+                await places.enter_async_context(self._retried_parts.place(is_hurried))
+            await places.enter_async_context(self._parts.place(is_hurried))
+            yield
+
+    def hurry_parts(self) -> None:
+        """Somebody has begun to wait for an object whose parts may wait for their places."""
+        self._retried_parts.give()
+        self._parts.give()
 
     def priorities(self) -> Sequence[Priority]:
         """In their order, where each has places; those that are left alone take turns."""
@@ -182,19 +196,56 @@ class Lane:
             fare.pause_seconds = pause_seconds * dice.uniform(0.5, 1.0)
 
 
-class _Places(AsyncExitStack):
-    """One of each of several kinds of places."""
+class PartPlaces:
+    """Places for parts, in the order of arrival; but what somebody waits for has the first that is free, and some of
+    its own: others keep theirs for long, where their bytes wait for those of what somebody waits for."""
 
-    def __init__(self, kinds: Sequence[asyncio.Semaphore]) -> None:
-        super().__init__()
-        self._kinds = kinds
+    def __init__(self, places: int, hurried_places: int) -> None:
+        self._free = places
+        self._hurried_free = hurried_places
+        self._waiting: list[_PartWaiter] = []
 
-    async def __aenter__(self) -> _Places:
-        await super().__aenter__()
+    @asynccontextmanager
+    async def place(self, is_hurried: Callable[[], bool]) -> AsyncIterator[None]:
+        """One, in one's turn; `is_hurried` says whether somebody waits for the part, whenever it is asked."""
+        waiter = _PartWaiter(is_hurried, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self.give()
         try:
-            for one in self._kinds:
-                await self.enter_async_context(one)
+            is_hurried_place = await waiter.told
         except BaseException:
-            await self.aclose()
+            if not waiter.told.cancelled():  # it has just been told
+                self._take_back(is_hurried_place=waiter.told.result())
+            self._waiting = [one for one in self._waiting if one is not waiter]
             raise
-        return self
+        try:
+            yield
+        finally:
+            self._take_back(is_hurried_place=is_hurried_place)
+
+    def give(self) -> None:
+        """Have those go on for whom there is a place: one is free, or somebody waits for a part by now."""
+        waiting = [one for one in self._waiting if not one.told.done()]  # else it is about to leave
+        hurried = [one for one in waiting if one.is_hurried()]
+        for one in (*hurried, *(one for one in waiting if one not in hurried)):
+            if self._free:
+                self._free -= 1
+                one.told.set_result(False)
+            elif self._hurried_free and one in hurried:
+                self._hurried_free -= 1
+                one.told.set_result(True)
+        self._waiting = [one for one in waiting if not one.told.done()]
+
+    def _take_back(self, *, is_hurried_place: bool) -> None:
+        if is_hurried_place:
+            self._hurried_free += 1
+        else:
+            self._free += 1
+        self.give()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PartWaiter:
+    is_hurried: Callable[[], bool]
+    told: asyncio.Future[bool]
+    """Whether its place is one of those for what somebody waits for."""

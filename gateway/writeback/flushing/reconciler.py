@@ -240,7 +240,9 @@ class Reconciler:
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
         for run in self._runs.values():
-            run.is_awaited = run.is_awaited or prefix.covers(*run.write.key)
+            if prefix.covers(*run.write.key):
+                run.is_awaited = True
+                run.hurry_parts()
         self._notifier.notify()
 
     def scratch_slots(self) -> frozenset[str]:
@@ -291,6 +293,7 @@ class Reconciler:
             self._cut_off(tx)
             for write_id in tx.urgent(list(self._runs)):
                 self._runs[write_id].is_urgent = True
+                self._runs[write_id].hurry_parts()
         lanes = tx.lanes()
         self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
         for name, first_due_at in lanes.items():
@@ -382,7 +385,7 @@ class Reconciler:
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
         progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
-        IS_AWAITED.set(lambda: run.is_awaited or run.is_urgent)  # this task's own
+        IS_AWAITED.set(lambda: run.is_hurried)  # this task's own
         return await run.run()
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
@@ -499,6 +502,15 @@ class _Run:
         """As it is by now."""
         return self._progress.write
 
+    @property
+    def is_hurried(self) -> bool:
+        """Somebody waits for it."""
+        return self.is_awaited or self.is_urgent
+
+    def hurry_parts(self) -> None:
+        """Somebody has begun to wait for it."""
+        self._lane.hurry_parts()
+
     async def run(self) -> End | None:
         """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Superseded."""
         try:
@@ -583,7 +595,7 @@ class _Run:
         return Begun(begun)
 
     async def _send_part(self, write: Write, send: SendPart) -> Event:
-        async with self._lane.part(has_failed=self._turn.attempts > 0):
+        async with self._lane.part(lambda: self.is_hurried, has_failed=self._turn.attempts > 0):
             try:
                 event = await self._requests.send_part(write, send)
             except BufferDamaged as error:
@@ -718,7 +730,7 @@ class _Run:
 
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
         """It has not failed: `attempts` stays 0, and so it is nothing that an operator is alarmed about."""
-        longest = AWAITED_PAUSE_SECONDS if self.is_awaited or self.is_urgent else math.inf
+        longest = AWAITED_PAUSE_SECONDS if self.is_hurried else math.inf
         pause_seconds = self._tools.manifests.awaits(write, wait.reason, self._tools.observer)
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY

@@ -17,7 +17,7 @@ the origin then may be ours. An origin's refusal says that it has not done it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal, TypeAlias
@@ -343,6 +343,12 @@ class _Step(Enum):
     ABORT = auto()
     END = auto()
 
+
+_OF_THE_GATEWAY: Mapping[FailureKind, str] = {
+    "credentials": "the origin refuses the gateway's own key",
+    "clock": "the origin has another time than this machine, and refuses what the gateway signs",
+}
+"""What is wrong where it is neither the write nor the bucket."""
 
 _UPLOAD_OF_NO_USE = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 """What Complete says of an upload that has lost something: it is begun anew."""
@@ -736,8 +742,8 @@ class Progress:
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
-        if kind == "credentials" and code is not None:
-            reason = f"{code}: the origin refuses the gateway's own key"
+        if code is not None and kind in _OF_THE_GATEWAY:
+            reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
         return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:

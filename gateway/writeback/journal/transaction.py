@@ -77,8 +77,6 @@ RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 """Nothing is due later than so, open uploads the second: what says it is was written by a clock that has gone back
 since."""
 
-_PRIORITISED_MAX = 100
-
 _RAISED_MAX = 10_000
 """Objects of a checkpoint: writers wait meanwhile."""
 
@@ -607,35 +605,55 @@ class JournalTransaction(JournalView):
         """Somebody waits for what is pending under a key: it comes before what nobody waits for, and so does what it
         waits for itself."""
         found = self._rows.execute(
-            f"SELECT id, after_sequence FROM writes WHERE bucket = ? AND key = ? AND {PENDING}",
-            (key.bucket, encoded(key)),
+            f"SELECT id FROM writes WHERE bucket = ? AND key = ? AND {PENDING}", (key.bucket, encoded(key))
         ).fetchall()
-        left = _PRIORITISED_MAX
-        while found and left:
-            write_id, after = found.pop()
-            left -= 1
-            self._rows.execute(
-                "UPDATE writes SET priority = ?, due_at = min(due_at, ?) WHERE id = ?", (Priority.URGENT, now, write_id)
-            )
-            if after is not None:
-                found += self._rows.execute(
-                    "SELECT id, after_sequence FROM writes WHERE sequence = ? AND priority <> ?",
-                    (after, Priority.URGENT),
-                ).fetchall()
+        self._hurry([write_id for (write_id,) in found], now)
         self.has_due = True
 
     def raise_priority(self, bucket: str, start: bytes, stop: bytes, now: float) -> None:
         """Somebody waits for what is pending under keys from one to before another: it comes before what nobody waits
-        for. What has failed keeps its place among such. So many at most, the oldest."""
-        chosen = (
+        for, and so does what it waits for itself. What has failed under these keys keeps its place among such. So many
+        at most, the oldest."""
+        found = self._rows.execute(
             f"SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} AND attempts = 0 "
-            "AND sequence IS NOT NULL ORDER BY sequence LIMIT ?"
-        )
-        self._rows.execute(
-            f"UPDATE writes SET priority = ?, due_at = min(due_at, ?) WHERE id IN ({chosen})",
-            (Priority.URGENT, now, bucket, start, stop, _RAISED_MAX),
-        )
+            "AND sequence IS NOT NULL ORDER BY sequence LIMIT ?",
+            (bucket, start, stop, _RAISED_MAX),
+        ).fetchall()
+        self._hurry([write_id for (write_id,) in found], now)
         self.has_due = True
+
+    def _hurry(self, write_ids: Sequence[int], now: float) -> None:
+        """Have writes come before what nobody waits for, and what they wait for before that: so many of that at most.
+        What one of them comes to wait for later is hurried then (`_wait_or_start`)."""
+        left = _RAISED_MAX
+        while write_ids:
+            self._rows.executemany(
+                "UPDATE writes SET priority = ?, due_at = min(due_at, ?) WHERE id = ?",
+                [(Priority.URGENT, now, write_id) for write_id in write_ids],
+            )
+            before = dict.fromkeys(one for write_id in write_ids for one in self._unhurried_before(write_id, left))
+            write_ids = list(before)[:left]
+            left -= len(write_ids)
+
+    def _unhurried_before(self, write_id: int, count_max: int) -> Sequence[int]:
+        """What a write waits for that nobody has hurried."""
+        row = self._row(
+            "SELECT bucket, sequence, after_sequence, behind FROM writes WHERE id = ? AND after_sequence IS NOT NULL",
+            write_id,
+        )
+        if row is None:
+            return []
+        bucket, sequence, after, behind = row
+        found = self._rows.execute(
+            "SELECT id FROM writes WHERE sequence = ? AND priority <> ?", (after, Priority.URGENT)
+        ).fetchall()
+        if behind is not None:
+            found += self._rows.execute(
+                "SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND since_sequence < ? "
+                f"AND {PENDING} AND state >= 0 AND priority <> ? LIMIT ?",
+                (bucket, behind, behind + BEHIND_ALL, sequence, Priority.URGENT, count_max),
+            ).fetchall()
+        return [one for (one,) in found if one != write_id]
 
     def try_now(self, bucket: str, prefix: str, now: float, besides: Iterable[int] = ()) -> None:
         """What has failed under a prefix (no bucket: everywhere) is tried again, and so are some others, by id."""
@@ -849,6 +867,8 @@ class JournalTransaction(JournalView):
         )
         if after is None:
             self.has_due = True
+        elif self._row("SELECT 1 FROM writes WHERE id = ? AND priority = ?", write.id, Priority.URGENT) is not None:
+            self._hurry(self._unhurried_before(write.id, _RAISED_MAX), now)
 
     def _blocker(self, write: Write) -> int | None:
         """The sequence of one that is to be over before: of those, the one that is likely to be the last."""

@@ -24,6 +24,7 @@ from gateway.blocks.files import watching
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling import fetch_locks
 from gateway.blocks.filling.fetch_locks import (
+    AWAITED_SECONDS,
     CELLS,
     UNKNOWN,
     WAYS,
@@ -245,6 +246,43 @@ def test_a_lock_is_waited_for_while_its_holder_turns(tmp_path: Path, monkeypatch
     assert asyncio.run(scenario(hung=False)) is False
 
 
+def test_a_holder_knows_whether_a_reader_waits(tmp_path: Path) -> None:
+    """As long as the reader says so; who is gone without a word is forgotten a second later, and with the lock."""
+    with processes(tmp_path, workers=3) as opened:
+        one, other, third = opened.locks
+        assert one.take(KEYS[0]) == 0
+        assert other.await_change(KEYS[0], 0)
+        assert not one.is_awaited(KEYS[0])
+        assert other.await_change(KEYS[0], 0, is_reader=True)
+        assert one.is_awaited(KEYS[0])
+        opened.pass_time(AWAITED_SECONDS - 0.1)
+        assert one.is_awaited(KEYS[0])
+        assert third.await_change(KEYS[0], 0, is_reader=True)
+        opened.pass_time(0.2)
+        assert one.is_awaited(KEYS[0])
+        opened.pass_time(AWAITED_SECONDS)
+        assert not one.is_awaited(KEYS[0])
+        assert other.await_change(KEYS[0], 0, is_reader=True)
+        assert not one.is_awaited(KEYS[1])
+        one.exchange(KEYS[0], KEYS[1])
+        assert one.is_awaited(KEYS[1])  # of the same place: he has waited for the version, and needs its bytes
+        one.release(KEYS[1])
+        assert one.take(KEYS[0]) == 0
+        assert not one.is_awaited(KEYS[0])
+
+
+def test_whose_lock_was_taken_over_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """The reader waits for who has it now."""
+    with processes(tmp_path) as opened:
+        one, other = opened.locks
+        assert one.take(KEYS[0]) == 0
+        opened.pass_time(HUNG_SECONDS + 0.1, hung=0)
+        assert other.take(KEYS[0], 0) == 1
+        assert one.await_change(KEYS[0], 1, is_reader=True)
+        assert other.is_awaited(KEYS[0])
+        assert not one.is_awaited(KEYS[0])
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("end", ["release", "show", "kill", "restart"])
 def test_who_waits_is_woken_at_once(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +341,27 @@ def test_a_process_stopped_in_the_midst_of_a_change_holds_nobody_up(tmp_path: Pa
         assert other.holder(KEYS[0]) == 0
         stopped.kill()
         stopped.join()
+        one.release_late()
+        assert other.take(KEYS[0]) == 1
+
+
+def test_a_lock_that_could_not_be_given_back_and_is_taken_again_is_given_back_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its set was not to be had just then."""
+    with processes(tmp_path) as opened:
+        one, other = opened.locks
+        assert one.take(KEYS[0]) == 0
+        lock = one._lock
+        for last in (False, True):
+            monkeypatch.setattr(one, "_lock", lambda number: False)
+            one.release(KEYS[0])
+            if last:
+                break
+            tries = iter([False])
+            monkeypatch.setattr(one, "_lock", lambda number: next(tries, True) and lock(number))  # noqa: B023
+            assert one.take(KEYS[0]) == 0
+        monkeypatch.setattr(one, "_lock", lock)
         one.release_late()
         assert other.take(KEYS[0]) == 1
 

@@ -6,16 +6,18 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectVersion
-from tests.support.blocks import KIB, make_origin, open_cache, partial_files, stored
+from gateway.blocks.filling import fetch_locks
+from gateway.model import ByteRange, ObjectVersion
+from gateway.origin.client import Purpose
+from tests.support.blocks import KIB, NotingOrigin, make_origin, open_cache, partial_files, stored, until
 from tests.support.fill_worker import BLOCK, FillWorker
-from tests.support.memory_origin.faults import Answer, Call
+from tests.support.memory_origin.faults import Answer, Call, Hold
 from tests.support.strict_origin import StrictOrigin
 
 SEED = 20261121
@@ -31,8 +33,14 @@ class Workers:
         self.origin = origin
         self._stack = stack
 
-    def start(self, slot: int, *, capacity_bytes: int = 64 * 1024 * KIB) -> FillWorker:
-        worker = FillWorker(self.directory, slot, self.origin.endpoint_url, capacity_bytes=capacity_bytes)
+    def start(self, slot: int, *, capacity_bytes: int = 64 * 1024 * KIB, packed_bytes_max: int = 0) -> FillWorker:
+        worker = FillWorker(
+            self.directory,
+            slot,
+            self.origin.endpoint_url,
+            capacity_bytes=capacity_bytes,
+            packed_bytes_max=packed_bytes_max,
+        )
         return self._stack.enter_context(worker)
 
     def stored(self, key: str, blocks: float) -> ObjectVersion:
@@ -106,6 +114,49 @@ def test_processes_that_begin_at_the_same_moment_agree_on_one_leader(workers: Wo
         assert [worker.answer() for _ in versions] == ["right"] * len(versions)
     asked = [str(call.key) for call in workers.origin.model.calls]
     assert sorted(asked) == sorted(version.key.key for version in versions)
+
+
+@pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])
+def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers, packed_bytes_max: int) -> None:
+    """A job of the background process fetches a block, here; a worker's reader waits for it, leaves, and comes back."""
+    version, released = workers.stored("a", 1), asyncio.Event()
+    workers.origin.model.inject(lambda call: True, Hold(released), times=None)
+    size, packed = BLOCK, packed_bytes_max
+
+    async def scenario() -> None:
+        seen = list[tuple[Purpose, Callable[[], bool]]]()
+        noting = NotingOrigin(workers.origin.model, seen)
+        async with open_cache(
+            workers.directory, noting, worker=7, block_size_bytes=size, packed_bytes_max=packed
+        ) as background:
+            job = asyncio.create_task(
+                background.fetch(version, ByteRange(0, BLOCK - 1), slot="default", purpose=Purpose.WARM)
+            )
+            await until(lambda: bool(seen))
+            [(purpose, is_awaited)] = seen
+            assert purpose is Purpose.WARM
+            worker = await asyncio.to_thread(workers.start, 0, packed_bytes_max=packed)
+            worker.warm(version)  # a HEAD that warms has come there: nobody waits for that, either
+            locks = background._opened.locks
+            [cell] = locks._held.values()
+            await until(lambda: bool(locks._words[cell] & fetch_locks._AWAITED))
+            assert not is_awaited()
+            for _ in range(2):
+                worker.read(version)
+                await until(is_awaited)
+                worker.leave()
+                assert await asyncio.to_thread(worker.answer) == "left"
+                await until(lambda: not is_awaited())
+            worker.read(version)
+            await until(is_awaited)
+            released.set()
+            assert await asyncio.to_thread(worker.answer) == "right"
+            assert await job == (BLOCK, True)
+            assert not is_awaited()
+        assert len(seen) == 1
+
+    asyncio.run(scenario())
+    assert len(workers.origin.model.calls) == 1
 
 
 def test_other_headers_make_another_fill(workers: Workers) -> None:

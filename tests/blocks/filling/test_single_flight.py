@@ -17,6 +17,7 @@ from tests.support.blocks import (
     BLOCK,
     KIB,
     CountingObserver,
+    NotingOrigin,
     PacedOrigin,
     bytes_of,
     content_of,
@@ -212,7 +213,9 @@ def test_what_is_read_ahead_is_awaited_when_its_reader_comes(tmp_path: Path, mon
         origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
 
         async def seen(request: OriginRequest) -> OriginResponse:
-            awaited.append(IS_AWAITED.get())
+            is_awaited = IS_AWAITED.get()
+            assert is_awaited is not None
+            awaited.append(is_awaited)
             return await send(request)
 
         monkeypatch.setattr(origin, "send", seen)
@@ -230,6 +233,69 @@ def test_what_is_read_ahead_is_awaited_when_its_reader_comes(tmp_path: Path, mon
                 assert awaited[1]()
                 released.set()
                 await rest
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("packed_bytes_max", [0, 2 * BLOCK])
+def test_a_fetch_has_the_priority_of_whoever_waits_for_it(tmp_path: Path, packed_bytes_max: int) -> None:
+    """Of a warm-up until a reader comes, of the reader until he leaves; another warm-up that joins changes nothing."""
+
+    async def scenario() -> None:
+        origin, released = make_origin(), asyncio.Event()
+        version = stored(origin, "a", BLOCK)
+        seen = list[tuple[Purpose, Callable[[], bool]]]()
+        origin.inject(lambda call: True, Hold(released), times=None)
+        noting = NotingOrigin(origin, seen)
+        async with open_cache(tmp_path / "c", noting, packed_bytes_max=packed_bytes_max) as cache:
+
+            def warm() -> asyncio.Task[tuple[int, bool]]:
+                return asyncio.create_task(cache.fetch(version, whole(version), slot="default", purpose=Purpose.WARM))
+
+            jobs = [warm()]
+            await until(lambda: bool(seen))
+            [(purpose, is_awaited)] = seen
+            assert purpose is Purpose.WARM
+            jobs.append(warm())
+            reading = asyncio.create_task(read(cache, version))
+            await until(is_awaited)
+            reading.cancel()
+            await until(lambda: not is_awaited())
+            reading = asyncio.create_task(read(cache, version))
+            await until(is_awaited)
+            jobs[0].cancel()  # whose fetch goes on: the reader still waits for it
+            await asyncio.gather(jobs[0], return_exceptions=True)
+            assert is_awaited()
+            released.set()
+            assert await reading == content_of(origin, version)
+            assert await jobs[1] == (BLOCK, True)
+            assert len(seen) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_read_that_nobody_waits_for_any_more_does_not_go_first(tmp_path: Path) -> None:
+    """What has been asked for is paid for, and goes on; a warm-up that has joined it does not make it urgent."""
+
+    async def scenario() -> None:
+        origin, released = make_origin(), asyncio.Event()
+        version = stored(origin, "a", BLOCK)
+        seen = list[tuple[Purpose, Callable[[], bool]]]()
+        origin.inject(lambda call: True, Hold(released), times=None)
+        async with open_cache(tmp_path / "c", NotingOrigin(origin, seen)) as cache:
+            reading = asyncio.create_task(read(cache, version))
+            await until(lambda: bool(seen))
+            [(purpose, is_awaited)] = seen
+            assert purpose is Purpose.LIVE
+            assert is_awaited()
+            warming = asyncio.create_task(cache.fetch(version, whole(version), slot="default", purpose=Purpose.WARM))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            assert not is_awaited()
+            released.set()
+            assert await warming == (BLOCK, True)
+            assert len(seen) == 1
 
     asyncio.run(scenario())
 

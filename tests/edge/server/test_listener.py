@@ -63,8 +63,9 @@ class Processes:
             found[await asked(wire)] += 1
         return found
 
-    async def leave(self) -> None:
+    async def leave(self, after_seconds: float = 0.0) -> None:
         """All clients do."""
+        await self.clock.advance(after_seconds)
         for _, writer in self._wires:
             writer.close()
             await writer.wait_closed()
@@ -133,7 +134,7 @@ def test_each_gets_as_many_as_the_others(tmp_path: Path) -> None:
 
     async def scenario(processes: Processes) -> None:
         assert await processes.connected(8) == dict.fromkeys(range(4), 2)
-        await processes.leave()
+        await processes.leave(after_seconds=2.0)
         assert await processes.connected(4) == dict.fromkeys(range(4), 1)
 
     run(tmp_path, scenario)
@@ -172,39 +173,48 @@ def test_a_process_that_hangs_or_has_left_is_not_waited_for(tmp_path: Path) -> N
     run(tmp_path, scenario, count=3)
 
 
+def test_short_lived_connections_are_not_shared_out(tmp_path: Path) -> None:
+    """Where a client opens one for each request, whoever wakes up first takes it: sharing would cost more than it
+    brings. Connections that last are shared again."""
+
+    async def scenario(processes: Processes) -> None:
+        for _ in range(40):
+            await processes.connected(1)
+            await processes.leave()
+        assert list((await processes.connected(6)).values()) == [6]
+        await processes.leave(after_seconds=2.0)
+        await processes.connected(6)
+        await processes.leave(after_seconds=2.0)
+        assert await processes.connected(4) == dict.fromkeys(range(2), 2)
+
+    run(tmp_path, scenario, count=2)
+
+
 def test_a_connection_that_nobody_takes_is_taken_after_a_moment() -> None:
-    """The others are busy, say: it is asked once, and no connection is left lying. What was deferred may be paused."""
+    """The others are busy, say."""
 
     async def scenario() -> None:
         listening = listening_socket()
-        address = listening.getsockname()
-        accepted, questions = list[socket.socket](), 0
-        came = asyncio.Event()
+        accepted, taken = list[socket.socket](), asyncio.Event()
+        questions = 0
 
         def is_others_turn() -> bool:
             nonlocal questions
             questions += 1
-            came.set()
             return True
 
-        listener = Listener(listening, accepted.append, is_others_turn)
+        def take(connection: socket.socket) -> None:
+            accepted.append(connection)
+            taken.set()
+
+        listener = Listener(listening, take, is_others_turn)
         listener.resume()
-        clients = [socket.create_connection(address)]
-        async with asyncio.timeout(30):
-            while not accepted:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        assert questions == 1
-        came.clear()
-        clients.append(socket.create_connection(address))
-        async with asyncio.timeout(30):
-            await came.wait()
-        listener.pause()
-        await asyncio.sleep(0.02)
-        assert len(accepted) == 1
-        listener.resume()
-        async with asyncio.timeout(30):
-            while len(accepted) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        clients = []
+        for _ in range(2):
+            taken.clear()
+            clients.append(socket.create_connection(listening.getsockname()))
+            await asyncio.wait_for(taken.wait(), 30)
+        assert questions > 2
         listener.close()
         for one in (*clients, *accepted):
             one.close()

@@ -118,13 +118,53 @@ def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(t
         await put(harness, "run/step-1/.metadata")
         made = with_order(opened, SLOT)
         await harness.buffer.journal.change(lambda tx: tx._checkpoints.acknowledged(made))
+
+        async def send(part: Part) -> None:
+            await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, part))
+
         await shown(harness)
-        await harness.buffer.clock.advance(2.0)
-        first = replace(next(iter(await harness.buffer.journal.parts(opened.id))), origin_etag='"1"')
-        await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, first))
-        [one] = await shown(harness)
-        assert (one["state"], one["bytes_flushed"]) == ("flushing", PART_BYTES)
-        assert one["flush_seconds_left"] == pytest.approx(4.0, rel=0.01)
+        for number, part in enumerate(list(await harness.buffer.journal.parts(opened.id))[:2], 1):
+            await harness.buffer.clock.advance(3.0)
+            await send(replace(part, origin_etag='"1"'))
+            [one] = await shown(harness)
+            assert (one["state"], one["bytes_flushed"]) == ("flushing", number * PART_BYTES)
+            if number == 1:
+                assert one["flush_seconds_left"] is None, "one part in three seconds is not known to go on so"
+        assert one["flush_seconds_left"] == pytest.approx(3.0, rel=0.01)
+
+    with_harness(tmp_path, scenario)
+
+
+def test_where_there_is_no_checkpoint_it_is_told_what_there_is(tmp_path: Path) -> None:
+    """What is pending, and what was flushed a moment ago; not what was deleted, and nothing where there is one."""
+
+    async def scenario(harness: AdminHarness) -> None:
+        async def ungrouped(prefix: str, after: str = "", states: tuple[str, ...] = ()) -> dict[str, Any] | None:
+            page = await harness.admin.checkpoints(Prefix("bucket", prefix), after, 100, states)
+            found: dict[str, Any] | None = page["ungrouped"]
+            return found
+
+        await harness.buffer.learn()
+        assert await ungrouped("") is None
+        for name in ("x/weights", "x/optimizer", "y/other"):
+            await put(harness, name)
+        there = {"objects": 2, "first": "s3://bucket/x/optimizer", "slot": "slot"}
+        assert await ungrouped("x/") == there
+        assert await ungrouped("x/", states=("failed",)) is None
+        assert await ungrouped("z/") is None
+        everything = await harness.admin.checkpoints(EVERYTHING, "", 100, ())
+        assert everything["ungrouped"]["objects"] == 3
+        await save(harness, 1)
+        assert await ungrouped("run/") is None
+        assert await ungrouped("") is None, "there is a checkpoint"
+        harness.start()
+        await harness.buffer.until(lambda: not harness.buffer.left())
+        assert await ungrouped("x/") == there | {"slot": None}
+        await harness.buffer.delete(key("x/weights"))
+        left = {"objects": 1, "first": "s3://bucket/x/optimizer", "slot": None}
+        assert await ungrouped("x/") == left
+        await harness.buffer.until(lambda: not harness.buffer.left())
+        assert await ungrouped("x/") == left
 
     with_harness(tmp_path, scenario)
 
@@ -285,7 +325,11 @@ def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
 
 def test_without_a_buffer_there_are_none() -> None:
     """And nobody is refused."""
-    assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])) == {"checkpoints": [], "next": None}
+    assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])) == {
+        "checkpoints": [],
+        "next": None,
+        "ungrouped": None,
+    }
 
 
 class SlowQueries(CheckpointQueries):
@@ -302,6 +346,9 @@ class SlowQueries(CheckpointQueries):
 
     async def page(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
         return [], None
+
+    async def ungrouped(self, prefix: Prefix) -> None:
+        """None."""
 
 
 def test_pages_do_not_look_at_all_checkpoints_each() -> None:

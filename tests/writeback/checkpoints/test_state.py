@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import rank_of
-from gateway.writeback.checkpoints.rates import SAMPLE_SECONDS, WINDOW_SECONDS, FlushRates
+from gateway.writeback.checkpoints.rates import FlushRates
 from gateway.writeback.checkpoints.state import (
     QUIET_SECONDS,
     STALLED_SECONDS,
@@ -171,31 +171,19 @@ def test_only_what_is_whole_at_the_origin_is_durable(
 
 
 def test_the_rest_takes_as_long_as_the_last_minute_says() -> None:
-    """Nothing is said of what has not moved, or was not seen for a second."""
+    """Nothing is said of what has not moved, or has moved once, nor of what is not looked after any more."""
     rates = FlushRates()
-    rates.see({1: 0, 2: 50}, 0.0)
-    assert rates.left_seconds(1, 0, 100, 0.0) is None
-    rates.see({1: 50, 2: 50}, 5.0)
-    assert rates.left_seconds(1, 50, 100, 5.0) == 10.0
-    assert rates.left_seconds(2, 50, 100, 5.0) is None
-    assert rates.left_seconds(3, 0, 100, 5.0) is None
-
-
-def test_what_was_seen_long_ago_does_not_count() -> None:
-    """A flush that was slow, and is fast now; memory does not grow meanwhile."""
-    rates = FlushRates()
-    rates.see({1: 0}, 0.0)
-    for second in range(1, 2000):
-        rates.see({1: second}, float(second))
-    for second in range(2000, 2000 + int(WINDOW_SECONDS)):
-        rates.see({1: 2000 + 100 * (second - 2000)}, float(second))
-    flushed = 2000 + 100 * (int(WINDOW_SECONDS) - 1)
-    left = rates.left_seconds(1, flushed, 1000, 2000 + WINDOW_SECONDS - 1)
-    assert left is not None
-    assert left == pytest.approx(10.0, rel=0.1)
-    assert max(map(len, rates._seen.values())) <= WINDOW_SECONDS / SAMPLE_SECONDS + 2
+    for second in range(10):
+        rates.see({1: 10 * second, 2: 50, 3: 0 if second < 5 else 80}, float(second))
+        assert rates.left_seconds(1, 100) == (None if second < 5 else 10.0)
+    assert rates.left_seconds(2, 100) is None
+    assert rates.left_seconds(3, 100) is None
+    assert rates.left_seconds(4, 100) is None
+    rates.see({1: 10 * 70}, 70.0)
+    rates.see({1: 10 * 70 + 1000}, 80.0)
+    assert rates.left_seconds(1, 100) == pytest.approx(100 * 71 / 1610)
     rates.see({}, 3000.0)
-    assert not rates._seen
+    assert not rates._rates
 
 
 def test_another_save_of_the_same_name_is_seen_anew() -> None:
@@ -203,4 +191,4 @@ def test_another_save_of_the_same_name_is_seen_anew() -> None:
     rates = FlushRates()
     rates.see({1: 500}, 0.0)
     rates.see({1: 0}, 10.0)
-    assert rates.left_seconds(1, 0, 100, 10.0) is None
+    assert rates.left_seconds(1, 100) is None

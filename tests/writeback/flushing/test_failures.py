@@ -29,6 +29,7 @@ def test_the_names_are_those_of_the_metric() -> None:
     [
         (Unreachable(), "unreachable"),
         (Answer(403, "ExpiredToken"), "credentials"),
+        (Answer(403, "RequestTimeTooSkewed"), "clock"),
         (Answer(403, "AccessDenied"), "refused"),
         (Answer(404, "NoSuchBucket"), "no-bucket"),
         (Answer(503, "SlowDown"), "slow-down"),
@@ -52,6 +53,7 @@ def test_a_flush_that_fails_is_counted_by_why(tmp_path: Path, effect: Answer | U
             assert buffer.observer.kinds == [kind]
             is_of_own_key = buffer.observer.failures == ["AccessDenied: the origin refuses the gateway's own key"]
             assert is_of_own_key is (kind == "credentials")
+            assert ("the origin has another time" in buffer.observer.failures[0]) is (kind == "clock")
         finally:
             await buffer.close()
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from gateway.writeback.flushing.lanes import (
     ANSWERED_SECONDS,
     AWAY_AFTER,
     AWAY_AFTER_AMONG_OTHERS,
     BESIDE_ANSWERS_SECONDS,
     FIRST_AWAY_SECONDS,
+    HURRIED_PARTS_PER_LANE,
     PARTS_PER_LANE,
     PLACES,
     RETRIED_PARTS_PER_LANE,
     SLOW_SECONDS,
     UNDER_WAY_MAX,
     Lane,
+    PartPlaces,
 )
 from gateway.writeback.journal.records import Priority
 
@@ -119,7 +123,7 @@ def test_parts_of_what_has_failed_leave_places_to_others() -> None:
         sent = list[bool]()
 
         async def send(*, has_failed: bool) -> None:
-            async with lane.part(has_failed=has_failed):
+            async with lane.part(lambda: False, has_failed=has_failed):
                 sent.append(has_failed)
                 await held.wait()
 
@@ -141,5 +145,75 @@ def test_parts_of_what_has_failed_leave_places_to_others() -> None:
         await asyncio.gather(*others)
         again = await begin(PARTS_PER_LANE, has_failed=True)
         await asyncio.gather(*again)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_parts_that_somebody_waits_for_wait_for_none_that_nobody_waits_for(has_failed: bool) -> None:
+    """They have places of their own, also where somebody begins to wait while they are in the row, which they leave."""
+
+    async def scenario() -> None:
+        lane, held = Lane(), asyncio.Event()
+        hurried, sent = set[str](), list[str]()
+
+        async def send(name: str) -> None:
+            async with lane.part(lambda: name in hurried, has_failed=has_failed):
+                sent.append(name)
+                await held.wait()
+
+        async def settle() -> None:
+            for _ in range(8):
+                await asyncio.sleep(0)
+
+        places = RETRIED_PARTS_PER_LANE if has_failed else PARTS_PER_LANE
+        tasks = [asyncio.create_task(send(f"other{number}")) for number in range(2 * places)]
+        tasks += [asyncio.create_task(send(f"mine{number}")) for number in range(2 * HURRIED_PARTS_PER_LANE)]
+        await settle()
+        assert sent == [f"other{number}" for number in range(places)]
+        hurried |= {f"mine{number}" for number in range(2 * HURRIED_PARTS_PER_LANE)}
+        lane.hurry_parts()
+        await settle()
+        assert sent[places:] == [f"mine{number}" for number in range(HURRIED_PARTS_PER_LANE)]
+        tasks[0].cancel()  # the place of another is free: for those that somebody waits for
+        await settle()
+        assert sent[places + HURRIED_PARTS_PER_LANE :] == [f"mine{HURRIED_PARTS_PER_LANE}"]
+        hurried.clear()  # nobody waits any more: they are in the row again, where they were
+        tasks[1].cancel()
+        await settle()
+        assert sent[-1] == f"other{places}"
+        for one in tasks[2 : places + 2]:
+            one.cancel()
+        held.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [asyncio.create_task(send(f"again{number}")) for number in range(places)]
+        held.clear()
+        await settle()
+        assert sent[-places:] == [f"again{number}" for number in range(places)]
+        held.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+
+
+def test_a_place_that_is_given_to_who_is_just_leaving_is_given_on() -> None:
+    """Told and cancelled in the same moment."""
+
+    async def scenario() -> None:
+        places, leave = PartPlaces(1, 0), asyncio.Event()
+
+        async def hold() -> None:
+            async with places.place(lambda: False):
+                await leave.wait()
+
+        first, second, third = (asyncio.create_task(hold()) for _ in range(3))
+        await asyncio.sleep(0)
+        leave.set()
+        await asyncio.sleep(0)
+        second.cancel()
+        third_went = await asyncio.gather(first, second, third, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in third_went] == [False, True, False]
+        async with asyncio.timeout(5), places.place(lambda: False):
+            """It is free."""
 
     asyncio.run(scenario())

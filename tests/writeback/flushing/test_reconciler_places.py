@@ -19,15 +19,17 @@ from gateway.writeback.flushing.lanes import (
     AWAY_AFTER,
     BESIDE_ANSWERS_SECONDS,
     LONGEST_AWAY_SECONDS,
+    PARTS_PER_LANE,
     PLACES,
     SLOW_SECONDS,
     UNDER_WAY_MAX,
 )
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
+from gateway.writeback.flushing.state import PARTS_AT_ONCE
 from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import SMALL_BYTES_MAX, JournalTransaction
 from gateway.writeback.journal.view import JournalView
-from tests.support.flushing import HEADERS, Buffer, with_buffer
+from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
@@ -47,7 +49,8 @@ class Line:
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
         self.under_way.append(request.key)
-        self.is_awaited[request.key] = IS_AWAITED.get()
+        if (is_awaited := IS_AWAITED.get()) is not None:
+            self.is_awaited[request.key] = is_awaited
         self.passed += 1
         self.peak = max(self.peak, len(self.under_way))
         try:
@@ -290,6 +293,30 @@ def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
     with_buffer(tmp_path, scenario)
 
 
+def test_parts_that_somebody_waits_for_do_not_wait_for_those_of_large_objects(tmp_path: Path) -> None:
+    """Though these have all places of the lane, and keep them."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        held, line = asyncio.Event(), Line(buffer.origin)
+        sizes = [PART_BYTES] * PARTS_AT_ONCE
+        buffer.origin.inject(
+            lambda call: call.operation is Operation.UPLOAD_PART and call.key != "needed", Hold(held), times=None
+        )
+        for number in range(PARTS_PER_LANE // PARTS_AT_ONCE):
+            await buffer.upload(key(f"large{number}"), sizes, upload_id=str(number))
+        buffer.start(line)
+        await buffer.until(lambda: len(line.under_way) == PARTS_PER_LANE)
+        await buffer.upload(key("needed"), sizes, upload_id="needed")
+        await buffer.journal.change(lambda tx: tx.prioritise(key("needed"), buffer.clock.now()))
+        await buffer.until(lambda: "needed" in buffer.bucket.objects)
+        assert len(buffer.bucket.objects) == 1
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_the_origin_client_knows_for_which_flush_somebody_waits(tmp_path: Path) -> None:
     """Also where that is so only while it is on its way: a request needs one, an operator a prefix, nobody the rest."""
 
@@ -300,7 +327,7 @@ def test_the_origin_client_knows_for_which_flush_somebody_waits(tmp_path: Path) 
         await put_many(buffer, ["needed", "a/asked", "other"])
         buffer.start(line)
         await buffer.until(lambda: len(line.under_way) == 3)
-        assert not any(is_awaited() for is_awaited in line.is_awaited.values())
+        assert [is_awaited() for is_awaited in line.is_awaited.values()] == [False] * 3
         await buffer.journal.change(lambda tx: tx.prioritise(key("needed"), buffer.clock.now()))
         buffer.reconciler.prioritise(Prefix("bucket", "a/"))
         await buffer.until(lambda: line.is_awaited["needed"]() and line.is_awaited["a/asked"]())

@@ -603,6 +603,46 @@ def test_who_waits_for_a_write_hurries_all_that_it_waits_for(tx: JournalTransact
     assert turn(tx, sent).priority is Priority.URGENT  # somebody waits since it was taken up
 
 
+def test_who_waits_for_a_prefix_hurries_what_that_waits_for(tx: JournalTransaction) -> None:
+    """A marker's files, all of them, and what they wait for; not what came after the marker, nor other directories."""
+    before = tx.acknowledge(pending(key("d/x"), "one"))
+    files = [tx.acknowledge(pending(key(f"d/{name}"), name)) for name in ("x", "y", "z")]
+    marker = tx.acknowledge(replace(pending(key("d/_SUCCESS"), "m"), behind="d/"))
+    tx.change(replace(files[1], state=State.PUBLISHING), State.COMMITTED)
+    later, other = tx.acknowledge(pending(key("d/later"), "l")), tx.acknowledge(pending(key("e"), "e"))
+    tx.raise_priority("bucket", b"d/_SUCCESS", b"d/_SUCCESS\0", NOW)
+    hurried = [one for one in (before, *files, marker) if tx.write(one.id, with_parts=False) is not None]
+    assert {turn(tx, one).priority for one in hurried} == {Priority.URGENT}
+    assert {turn(tx, one).priority for one in (later, other)} == {Priority.SMALL}
+
+
+def test_who_waits_for_one_hurries_the_row_before_it(tx: JournalTransaction) -> None:
+    """In a slot that keeps the order, other prefixes included; what fails there is due at once."""
+    strict = [tx.acknowledge(replace(pending(key(name), name), in_order=True)) for name in "abcd"]
+    tx.wait(strict[0].id, turn(tx, strict[0]), Turn(NOW + 60, 3, NOW, "refused", Priority.RETRY))
+    tx.raise_priority("bucket", b"c", b"c\0", NOW)
+    assert [turn(tx, one).priority for one in strict] == [Priority.URGENT] * 3 + [Priority.SMALL]
+    assert turn(tx, strict[0]).due_at == NOW
+
+
+def test_what_is_hurried_hurries_what_it_comes_to_wait_for(tx: JournalTransaction) -> None:
+    """A tombstone, whose client waits, behind what is just being sent; a marker whose file was sent after all."""
+    sending = tx.acknowledge(pending(key("k"), "x"))
+    tx.change(replace(sending, state=State.PUBLISHING), State.COMMITTED)
+    assert turn(tx, sending).priority is Priority.SMALL
+    gone = tx.acknowledge(replace(pending(key("k"), ""), deleted=True, parts=(), size_bytes=0))
+    assert (turn(tx, gone).priority, turn(tx, gone).due_at) == (Priority.URGENT, None)
+    assert turn(tx, sending).priority is Priority.URGENT
+    local = tx.acknowledge(replace(pending(key("d/1"), "1"), state=State.LOCAL))
+    first = tx.acknowledge(pending(key("d/2"), "2"))
+    tx.acknowledge(replace(pending(key("d/_SUCCESS"), "m"), behind="d/"))
+    tx.prioritise(key("d/_SUCCESS"), NOW)
+    tx.send_after_all(local.id, NOW, is_urgent=False)
+    assert [turn(tx, one).priority for one in (first, local)] == [Priority.URGENT, Priority.SMALL]
+    tx.settle(first.id, '"e"', Moment(NOW))
+    assert turn(tx, local).priority is Priority.URGENT
+
+
 def test_what_has_failed_is_tried_now(tx: JournalTransaction) -> None:
     """Under a prefix, or everywhere; what has not failed, or is due, is as it was; nothing is hurried that waits."""
     failed = [tx.acknowledge(pending(key(name), name)) for name in ("a/1", "a/2", "b", "ab")]

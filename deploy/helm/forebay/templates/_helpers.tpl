@@ -30,6 +30,16 @@ app.kubernetes.io/name: forebay
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* What tells the pods that have the sidecar: network policy and monitoring look for it. */}}
+{{- define "forebay.sidecarLabels" -}}
+forebay/sidecar: {{ include "forebay.name" . }}
+{{- end -}}
+
+{{/* Forebay's pods, of either mode. */}}
+{{- define "forebay.podSelector" -}}
+{{- include (ternary "forebay.sidecarLabels" "forebay.selector" (eq .Values.mode "sidecar")) . -}}
+{{- end -}}
+
 {{/* Whether the cache outlives the pod. */}}
 {{- define "forebay.persistent" -}}
 {{- has .Values.cache.volume.type (list "hostPath" "persistentVolumeClaim") -}}
