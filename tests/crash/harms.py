@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from gateway.blocks.filling.fetch_locks import FILE_BYTES
+from gateway.blocks.filling.fetch_locks import _COUNTS, _WORD_BYTES
 from gateway.heartbeats import PROCESSES_MAX
 
 PAGE_BYTES = 4096
@@ -128,7 +128,7 @@ class RunningFetches:
         self._table = os.open(tables.pop(), os.O_RDONLY)
 
     def __call__(self) -> int:
-        counts = os.pread(self._table, PROCESSES_MAX * _COUNT.size, FILE_BYTES - PROCESSES_MAX * _COUNT.size)
+        counts = os.pread(self._table, PROCESSES_MAX * _COUNT.size, _COUNTS * _WORD_BYTES)
         return sum(count for (count,) in _COUNT.iter_unpack(counts))
 
     def close(self) -> None:
