@@ -35,6 +35,7 @@ def load():
     %s
 def main(arguments):
     what, report, extra = arguments[0], int(arguments[1]), arguments[2:]
+    os.read(0, 1)
     os.write(report, f"{what} {os.getppid()} {os.getsid(0) == os.getpid()} {len(extra)}".encode())
     os.close(report)
     if os.read(0, 10) == b"die":
@@ -80,6 +81,7 @@ async def forked(forks: ForkServer, word: bytes) -> tuple[str, int]:
     """What a process says of itself, and how it ends when it is told `word`."""
     with pipes() as (stdin, reporting, telling, hearing):
         process = await forks.fork(["name"], stdin, reporting, stdin, stdin)
+        os.write(telling, b"?")  # the process between the two forks is gone by now
         said = (await asyncio.to_thread(os.read, hearing, 100)).decode()
         os.write(telling, word)
         return said, await asyncio.wait_for(process.wait(), WAIT_SECONDS)
