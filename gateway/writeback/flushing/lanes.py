@@ -226,12 +226,12 @@ class PartPlaces:
     def give(self) -> None:
         """Have those go on for whom there is a place: one is free, or somebody waits for a part by now."""
         waiting = [one for one in self._waiting if not one.told.done()]  # else it is about to leave
-        hurried = [one for one in waiting if one.is_hurried()]
-        for one in (*hurried, *(one for one in waiting if one not in hurried)):
+        asked = [(one.is_hurried(), one) for one in waiting]
+        for is_hurried, one in sorted(asked, key=lambda pair: not pair[0]):  # which keeps the order of arrival
             if self._free:
                 self._free -= 1
                 one.told.set_result(False)
-            elif self._hurried_free and one in hurried:
+            elif is_hurried and self._hurried_free:
                 self._hurried_free -= 1
                 one.told.set_result(True)
         self._waiting = [one for one in waiting if not one.told.done()]
