@@ -517,17 +517,25 @@ class BlockIndex:
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
         """Have the directory hold more again, as far as the file system has room."""
-        if self.ceiling_bytes(now) is None:
-            return
-        with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
-            [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
-            if now - lowered_at < kept_seconds:
+        with self.reading() as transaction:  # nobody is kept from writing as long as there is none
+            if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
                 return
-            held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-            raised_bytes = held_bytes + free_bytes() // GROWN_PART
-            if raised_bytes >= ceiling_bytes + step_bytes_min:
-                transaction.set_counter(_CEILING, layout.pack_numbers(raised_bytes, floor_bytes, lowered_at))
+        with self.writing() as transaction:
+            raised = self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min)
+            if raised is not None:
+                transaction.set_counter(_CEILING, raised)
+
+    @staticmethod
+    def _raised_ceiling(
+        transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
+    ) -> bytes | None:
+        ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+        [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+        held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
+        raised_bytes = held_bytes + free_bytes // GROWN_PART
+        if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
+            return None
+        return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
 
     def try_writing(self) -> None:
         """Have the index take as much as a batch of blocks needs, and give it back."""
