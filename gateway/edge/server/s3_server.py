@@ -189,7 +189,8 @@ class S3Server:
 
     def _on_closed(self, seconds: float, is_idle: bool) -> None:
         self._lasting_part += _OF_LATE * ((seconds >= _LASTING_SECONDS) - self._lasting_part)
-        self._idle_connections -= is_idle and self._idle_connections > 0
+        if is_idle and self._idle_connections:
+            self._idle_connections -= 1
         self._tell_count()
 
     def _is_others_turn(self) -> bool:
