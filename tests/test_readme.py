@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 README = PAGES[0].read_text(encoding="utf-8")
 
-LINKED = [*PAGES, *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = ROOT / "docs/decisions"
+LINKED = [*PAGES, *sorted((ROOT / "docs").glob("*.md")), DECISIONS / "README.md"]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
@@ -61,3 +62,11 @@ def test_the_image_is_named_by_this_version() -> None:
     """The build command makes the image that the manifests run."""
     installation = (ROOT / "docs/installation.md").read_text(encoding="utf-8")
     assert f"-t forebay:{__version__} ." in installation
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """The index names each decision once, in order, and says whether it is in force."""
+    rows = re.findall(
+        r"^\| \d+ \| \[[^]]+\]\(([^)]+)\) \| (in force|superseded)", (DECISIONS / "README.md").read_text(), re.M
+    )
+    assert [name for name, _ in rows] == sorted(path.name for path in DECISIONS.glob("0*.md"))

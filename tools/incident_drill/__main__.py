@@ -23,7 +23,7 @@ from pathlib import Path
 from tools.incident_drill.alerting import Alerting, prometheus
 from tools.incident_drill.incidents import INCIDENTS, Incident, small_disk
 from tools.incident_drill.scene import Account, Missed, staged
-from tools.incident_drill.transcript import missing_clues, transcript
+from tools.incident_drill.transcript import missing_clues, page, transcript
 
 _NO_PROMETHEUS = "There was no Prometheus on this machine (Debian: `apt-get install prometheus`): no alert is shown."
 _NO_MOUNTS = "Nothing can be mounted on this machine (neither root nor user namespaces): the disk was not filled."
@@ -41,7 +41,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was said there")
     parser.add_argument("--may-mount", choices=["yes", "no"], help=argparse.SUPPRESS)
+    parser.add_argument("--page", action="store_true", help="print docs/incident-drill.md, without a drill")
     options = parser.parse_args(arguments)
+    if options.page:
+        sys.stdout.write(page(INCIDENTS))
+        return 0
     if options.may_mount is None:
         return _in_own_mounts(arguments)
     may_mount = options.may_mount == "yes"
@@ -57,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         notes.append(_NO_PROMETHEUS)
     text = transcript(played, accounts, notes)
     if options.write is not None:
+        options.write.parent.mkdir(exist_ok=True)
         options.write.write_text(text, encoding="utf-8")
     elif options.json is None:
         sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""docs/incident-drill.md, from what was said."""
+"""docs/incident-drill.md, from the incidents; and the transcript of a drill, from what gateways said."""
 
 from __future__ import annotations
 
@@ -25,8 +25,17 @@ _HEADS = {
     COMMAND: "commands",
 }
 
-_INTRODUCTION = f"""\
+_PAGE_INTRODUCTION = """\
 # Incident drill
+
+`make drill` brings ten incidents upon real gateways, with a real Prometheus where there is one. It checks that each
+sentence below is said, that the incident ends, and that the bucket has every object that the job was told to be saved.
+It takes three minutes, and writes what was said word by word to `build/incident-drill.md`. `make test-slow` runs the
+same drill, and fails when a sentence or a byte is missing.
+"""
+
+_INTRODUCTION = f"""\
+# Transcript of an incident drill
 
 `make drill` wrote this page. It brings ten incidents upon real gateways, asks each of them by every way there is, and
 ends the incident again. The bucket is the tests' own strict S3 server; the job is boto3. Each incident below says what
@@ -34,7 +43,7 @@ happened, which sentences lead from the first sign to the cause, and what was sa
 
 - Shown is **what differs from before the incident**: a line of `forebay status` that was there already is left out, and
   so are log lines below a warning. Ports, directories and process ids are replaced.
-- Alerts come from a real Prometheus with [deploy/prometheus/rules.yaml](../deploy/prometheus/rules.yaml), in which **a
+- Alerts come from a real Prometheus with deploy/prometheus/rules.yaml, in which **a
   minute is a second**: durations in the rules, and ages in seconds that they compare with, are a {SCALE}th. Multiply
   "after 5 s" by {SCALE} for how long it takes in operation, at most; the gateway's own delays are not shortened.
 - Prometheus looks at each gateway once a second. `/metrics` may take three seconds while a bucket is silent: keep
@@ -42,6 +51,11 @@ happened, which sentences lead from the first sign to the cause, and what was sa
 - At the end of each incident the drill compares the bucket's objects with what the job was told to be saved: the last
   write of each key.
 """
+
+
+def page(incidents: Sequence[Incident]) -> str:
+    """Return docs/incident-drill.md: what happens in each incident, and which sentences lead to its cause."""
+    return "\n".join([_PAGE_INTRODUCTION, *(line for one in incidents for line in _way_to_the_cause(one))])
 
 
 def transcript(incidents: Sequence[Incident], accounts: Sequence[Account], notes: Sequence[str]) -> str:
@@ -73,15 +87,19 @@ def _lines(incidents: Sequence[Incident], accounts: Sequence[Account], notes: Se
         yield from _section(incident, account)
 
 
-def _section(incident: Incident, account: Account) -> Iterator[str]:
-    yield f"\n## {incident.title}\n"
+def _way_to_the_cause(incident: Incident) -> Iterator[str]:
+    yield f"## {incident.title}\n"
     yield f"{incident.happens}\n"
-    yield "**The way to the cause**\n"
     yield "| where | what it says | what you know then |"
     yield "|---|---|---|"
     for clue in incident.clues:
         yield f"| {_HEADS[clue.where]} | {clue.says} | {clue.tells} |"
     yield f"\nWhat to do: [{_title(incident.advice)}]({incident.advice}).\n"
+
+
+def _section(incident: Incident, account: Account) -> Iterator[str]:
+    yield ""
+    yield from _way_to_the_cause(incident)
     for title, texts in texts_of(account.moments):
         yield f"**{title}**\n"
         if not texts:
