@@ -70,7 +70,7 @@ class Md5Library:
             function.restype = None
 
     def new(self) -> Md5:
-        """Of nothing yet. Only one thread at a time may be at it."""
+        """Return a new MD5. Only one thread at a time may use it."""
         return _Stream(self)
 
 
@@ -97,12 +97,11 @@ class _Stream:
 
 
 class Hashlib:
-    """The same digests, one at a time."""
+    """The standard library's MD5, one stream at a time."""
 
     lanes = 1
 
     def new(self) -> Md5:
-        """Of nothing yet."""
         return hashlib.md5(usedforsecurity=False)
 
 
@@ -120,6 +119,6 @@ def found_at(path: Path) -> Implementation:
 _found = found_at(LIBRARY)
 
 LANES: int = _found.lanes
-"""How many streams a core hashes at once here."""
+"""The number of streams that a core of this machine hashes at once."""
 
 new_md5 = _found.new

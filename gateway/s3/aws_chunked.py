@@ -36,10 +36,10 @@ SIGNED_CHUNK_SIZE_BYTES_MIN = 8192
 """S3's minimum for every signed chunk but the last one with data."""
 
 CHUNK_SIZE_BYTES_MIN = 1024
-"""Of an unsigned chunk, on average. S3 wants 8 KiB of every one but the last."""
+"""The average size that unsigned chunks need at least. S3 wants 8 KiB of every one but the last."""
 
 SMALL_CHUNKS_MAX = 1024
-"""So many chunks may have any size: each costs as much as a KiB does, however little it brings."""
+"""Chunks that may have any size. Each costs as much as a KiB does, however short it is."""
 
 _LOOK_AHEAD_BYTES = 128
 """Longer than every line but a long trailer's."""
@@ -52,7 +52,7 @@ _SIGNED_HEAD = re.compile(rb"([0-9a-fA-F]{1,16});chunk-signature=([0-9a-f]{64})"
 
 
 class _State(Enum):
-    """What the next byte belongs to."""
+    """The part of the encoding that the next byte belongs to."""
 
     HEAD = auto()
     DATA = auto()
@@ -293,7 +293,7 @@ class AwsChunkedEncoder:
         self._chunk_size = chunk_size
 
     def encode(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        """What to send for `data`; ValueError when it is more than was declared."""
+        """Yield the encoded form of `data`. Raise ValueError when it is longer than the declared length."""
         if len(data) > self._left_of_body:
             raise ValueError("more data than was declared")
         view = memoryview(data)

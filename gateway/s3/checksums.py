@@ -1,4 +1,4 @@
-"""What clients promise about the bytes of a body, and whether it holds (S3 API, "Checking object integrity").
+"""Checksums and lengths that clients declare for a body, and their verification (S3 API, "Checking object integrity").
 
 Checksums travel as base64 of the big-endian digest, in `x-amz-checksum-NAME` headers or aws-chunked trailers. Of an
 object made of parts, COMPOSITE is the checksum of the parts' raw checksums, followed by `-N`; FULL_OBJECT is the CRC of
@@ -94,7 +94,7 @@ class Checksum:
 
 
 class ExpectedChecksums(NamedTuple):
-    """What the headers promise. `value` is None when the checksum comes in the trailer `trailer_name`."""
+    """The checksums that the headers declare. `value` is None when the checksum comes in the trailer `trailer_name`."""
 
     content_md5: bytes | None = None
     algorithm: str | None = None
@@ -209,7 +209,6 @@ class BodyVerifier:
 
     @property
     def expected(self) -> ExpectedChecksums:
-        """What the headers promised."""
         return self._expected
 
     def update(self, data: Buffer) -> None:

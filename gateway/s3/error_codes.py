@@ -119,16 +119,16 @@ def s3_error(
 
 
 ECHO_CHARACTERS_MAX = 1024
-"""How much of a request an error document repeats in one field."""
+"""The most characters of a request that one field of an error document repeats."""
 
 SIGNED_CHARACTERS_MAX = 8 * 1024
-"""The same for what was signed, which people compare with what they have signed: more than ordinary requests have."""
+"""The same for the canonical request and the string to sign, which people compare with their own."""
 
 _SIGNED_FIELDS = frozenset(("CanonicalRequest", "StringToSign"))
 
 
 def error_document(error: S3Error, *, resource: str, request_id: str, host_id: str) -> bytes:
-    """The `<Error>` document, UTF-8, no namespace: what every SDK parses. `resource` is left out when empty.
+    """Return the `<Error>` document in UTF-8, without a namespace, as SDKs parse it. An empty `resource` is left out.
 
     Characters that XML 1.0 cannot carry, even escaped, become U+FFFD: an unreadable error helps nobody. Long values are
     cut, and say so: an answer costs little more than the request did.

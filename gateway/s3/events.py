@@ -36,7 +36,7 @@ class ObjectEvent(NamedTuple):
 
 
 class OtherEvent(NamedTuple):
-    """A part of a document that tells of no object, and why; `place` is where in the document it stands."""
+    """A part of a document that names no object, with the reason and its `place` in the document."""
 
     place: str
     why: str
@@ -112,7 +112,7 @@ class MalformedEvents(ValueError):
 
 
 def parse_events(body: bytes) -> list[Event]:
-    """All that a document tells, in order. Parts that tell of no object are there too, and why."""
+    """Return all events of a document in order, and an OtherEvent for each part that names no object."""
     return list(_of_text(body, "the document", 0))
 
 

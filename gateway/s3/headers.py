@@ -36,9 +36,9 @@ class EncodedHeaders(NamedTuple):
 
     @classmethod
     def of(cls, headers: Iterable[tuple[str, str]]) -> EncodedHeaders:
-        """Of lower-case names and latin-1 values, none of them about the body's length or the connection.
+        """Encode lower-case names and latin-1 values, none of them about the body's length or the connection.
 
-        ValueError when a value has a line break or NUL in it: it could forge an answer.
+        Raise ValueError when a value contains a line break or NUL, which could forge an answer.
         """
         lines = [f"{name}: {value}\r\n" for name, value in headers]
         encoded = "".join(lines).encode("latin-1")
@@ -69,7 +69,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-"""RFC 9110, 7.6.1: they are about one connection. `expect` is answered by whoever receives it."""
+"""Headers about one connection (RFC 9110, 7.6.1). Each server answers `expect` itself."""
 
 _END_TO_END = ("x-amz-", "x-forebay-", "content-", "if-", "range", "cache-control", "expires")
 """Beginnings of field names that S3, or a gateway behind this one, goes by."""
@@ -85,7 +85,7 @@ _SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
     "x-amz-security-token",
     "x-amz-trailer",
 }
-"""What belongs to the client's own signature and framing; the origin gets ours."""
+"""Headers of the client's signature and framing. The origin gets the gateway's own."""
 
 _SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-request-id"}
 
@@ -213,12 +213,12 @@ def unquote(etag: str) -> str:
 
 
 def is_md5_etag(etag: str) -> bool:
-    """Whether it looks like the MD5 of a body sent in one piece: 32 hex digits, no part count."""
+    """Return whether `etag` has the form of an MD5: 32 hex digits, no part count."""
     return bool(_MD5.fullmatch(unquote(etag)))
 
 
 def is_of_parts(etag: str) -> bool:
-    """Whether it looks like that of an object made by CompleteMultipartUpload: `-` and the number of its parts."""
+    """Return whether `etag` ends like that of a multipart object: `-` and the number of parts."""
     return bool(_OF_PARTS.search(unquote(etag)))
 
 
@@ -234,7 +234,7 @@ def multipart_etag(part_etags: Sequence[str]) -> str | None:
 
 
 def md5s_etag(part_md5s: Sequence[bytes]) -> str:
-    """The same from the parts' raw MD5s."""
+    """Return the ETag of a multipart object from the raw MD5s of its parts."""
     return f'"{hashlib.md5(b"".join(part_md5s), usedforsecurity=False).hexdigest()}-{len(part_md5s)}"'
 
 
@@ -260,7 +260,7 @@ def parse_http_date(text: str) -> float | None:
 
 
 _CHARACTERS_MAX = 40
-"""More than any of the forms has: what is kept of strangers must be short."""
+"""Longer than any valid form. Caches keep these values, so strangers must not choose their length."""
 
 
 @lru_cache(maxsize=1024)
@@ -342,7 +342,7 @@ def first_and_last(header: str | None) -> tuple[int, int | None] | None:
 
 
 def is_one_range(header: str) -> bool:
-    """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
+    """Return whether a `Range` header is in S3's grammar. Servers differ in how they answer any other."""
     found = _FROM.fullmatch(header)
     if found is None:
         return _SUFFIX.fullmatch(header) is not None
@@ -428,7 +428,7 @@ that no list costs more than looking at it once."""
 def evaluate_read(
     headers: Mapping[str, str], *, etag: str, last_modified: float | None, now: float | None = None
 ) -> Literal["serve", "not-modified"]:
-    """Whether a GET or HEAD of the version (`etag`, `last_modified` in seconds) is to be answered in full.
+    """Judge the conditions of a GET or HEAD against the version (`etag`, `last_modified` in seconds).
 
     Without a `last_modified`, conditions on dates are ignored; so is, where `now` is given, an `If-Modified-Since` in
     the future. Raises S3Error PreconditionFailed (412).
@@ -444,7 +444,7 @@ def evaluate_read(
 def check_copy_source(
     headers: Mapping[str, str], *, etag: str, last_modified: float | None, now: float | None = None
 ) -> None:
-    """The same tests for the source of a copy (`x-amz-copy-source-if-*`), where every failure is a 412."""
+    """Judge the conditions on the source of a copy (`x-amz-copy-source-if-*`). Every failure is a 412."""
     prefix = "x-amz-copy-source-"
     failed = _failed_precondition(headers, prefix, etag, last_modified)
     failed = failed or _unchanged(headers, prefix, etag, last_modified, now)
@@ -453,7 +453,7 @@ def check_copy_source(
 
 
 def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: float | None) -> bool:
-    """Whether `Range` is to be honoured (RFC 9110, 13.1.5): no `If-Range`, or one that names exactly this version."""
+    """Return whether `Range` counts (RFC 9110, 13.1.5): without `If-Range`, or when that names this version."""
     value = headers.get("if-range")
     if value is None:
         return True
@@ -465,9 +465,9 @@ def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: floa
 
 
 def etag_matches(condition: str, etag: str) -> bool:
-    """Whether an `If-Match` or `If-None-Match` value (`*`, one ETag, or a list) names `etag`.
+    """Return whether an `If-Match` or `If-None-Match` value (`*`, one ETag, or a list) names `etag`.
 
-    What follows a malformed ETag in a list is not looked at.
+    In a list, a malformed ETag ends the search.
     """
     if condition.strip() == "*":
         return True

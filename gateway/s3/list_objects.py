@@ -26,7 +26,7 @@ _LENGTH_MAX = 2048
 
 
 class ListPlace(NamedTuple):
-    """What was listed last: a key, or, with `is_prefix`, a common prefix and so all that is under it."""
+    """The last row of a page: a key, or, with `is_prefix`, a common prefix and so every key under it."""
 
     last: bytes
     is_prefix: bool = False
@@ -73,9 +73,9 @@ _NUMBER_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Of ListObjectsV2, or of ListObjects when not `is_v2`; what is None was not given.
+    """The parameters of ListObjectsV2, or of ListObjects when not `is_v2`. None: not given.
 
-    `limit` counts keys and common prefixes. `start_after` is V1's marker too. `place` is what the token stands for.
+    `limit` counts keys and common prefixes. `start_after` is V1's marker too. `place` is what the token encodes.
     """
 
     is_v2: bool

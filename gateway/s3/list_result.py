@@ -24,7 +24,7 @@ _ELEMENTS_MAX = 64 * 1024
 
 
 class EntryTemplate(NamedTuple):
-    """What `<Contents>` says besides key, date, ETag and size, as XML; the same for most objects of a bucket.
+    """The XML of `<Contents>` besides key, date, ETag and size. Most objects of a bucket share one.
 
     `before_size` stands between ETag and size (checksums), `after_size` behind the owner (storage class). `owner` is
     the element, empty where the origin gave none though it was asked, None where it was not asked.
@@ -58,10 +58,10 @@ EMPTY_PAGES_MAX = 100
 
 
 class PageChain:
-    """The pages of one listing, each named by the token of the one before. They must lead on, and come to an end.
+    """The chain of pages of one listing, each named by the token of the previous one. It must not repeat.
 
-    A page that comes again is found out by one that is remembered, of which there is another after 1, 2, 4, … pages
-    (Brent's cycle detection): within three times as many pages as there are different ones.
+    It remembers one page, and replaces it after 1, 2, 4, … pages (Brent's cycle detection): a repeated page is found
+    within three times as many pages as there are different ones.
     """
 
     def __init__(self) -> None:
@@ -171,9 +171,9 @@ def _template(node: Element, *, with_owner: bool) -> EntryTemplate:
 
 
 def checked_template(parts: object) -> EntryTemplate:
-    """A template out of somebody else's document: `[before_size, owner, after_size]`, XML as `_template` writes it.
+    """Return the template in `[before_size, owner, after_size]` of a document from outside, as `_template` writes it.
 
-    ValueError for anything else: it goes into answers as it is.
+    Raise ValueError for anything else, because answers contain the text unchanged.
     """
     if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
         raise ValueError("a template must be a list of three texts")

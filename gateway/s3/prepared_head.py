@@ -1,4 +1,4 @@
-"""Heads of one kind: what a client sends again and again, but for target, date, signature and a few values more.
+"""Prepared heads: a client repeats the same head, apart from target, date, signature and a few values.
 
 As databases prepare statements, so this prepares heads. One that has gone the whole way, parsed and authenticated, is
 cut where its variable values stand, and its canonical request (S3 API, "Create a canonical request") at the same
@@ -52,15 +52,14 @@ _WITH_A_BODY = frozenset({"content-length", "transfer-encoding", "expect", "upgr
 
 _SIGNATURE = re.compile(rb"(.*, ?Signature=)([0-9a-f]{64})", re.DOTALL)
 _VALUE = re.compile(rb"[!-~]+(?: [!-~]+)*")
-"""Nothing that a parser would trim or refuse, or a canonical request would change."""
+"""A value that no parser trims or refuses, and that a canonical request leaves unchanged."""
 
 _TARGET = re.compile(rb"(/[A-Za-z0-9\-._~/%!$&'()*+,;=:@]*)(?:\?([A-Za-z0-9\-._~/%!$&'()*+,;=:@?]*))?")
 _VERSION = b" HTTP/1.1"
 
 
 class HeadValues(NamedTuple):
-    """What a head says that fits a prepared one: path and query as they were on the wire, and the values of its
-    variable fields in their order."""
+    """The values of a head that matches a prepared one: raw path and query, and its variable fields in order."""
 
     raw_path: bytes
     raw_query: bytes
@@ -74,7 +73,7 @@ _NO_CONDITIONS = None, None, None
 
 
 class _Moment(NamedTuple):
-    """What signatures made with one secret in one second have in common."""
+    """The parts that all signatures with one secret in one second share."""
 
     signed_at: float
     begin: bytes
@@ -84,7 +83,7 @@ class _Moment(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _moment(secret: str, authorization_date: str, region: str, scope: str, raw_timestamp: bytes) -> _Moment | None:
-    """The cache shows its arguments to nobody, as that of `signing_key`."""
+    """Return the shared parts, or None for a malformed timestamp. Nothing can read the secrets in the cache."""
     timestamp = raw_timestamp.decode("latin-1")
     signed_at = parse_timestamp(timestamp)
     if signed_at is None or authorization_date != timestamp[:8]:
@@ -148,7 +147,7 @@ class PreparedHead:
         return HeadValues(raw_path, raw_query, fields)
 
     def verified(self, values: HeadValues, secret: str, now: float) -> bool:
-        """Whether the signature is that of a request with these values; if not, the whole way says what is wrong."""
+        """Return whether the signature matches these values. If not, the full path finds the error to answer."""
         fields, authorization = values.fields, self.authorization
         if authorization is None:
             return False
@@ -181,9 +180,9 @@ class PreparedHead:
 
 
 def prepare(head: bytes, request: S3Request, authorization: Authorization | None) -> PreparedHead | None:
-    """What heads like this one have in common, whose signature has been verified; None: it is of no kind that repeats.
+    """Prepare a head whose signature was verified. Return None for a kind of head that does not repeat.
 
-    `head` is whole, `request` what it says; `authorization` is what its header said, None where it is presigned.
+    `request` is the parsed `head`; `authorization` is its parsed header, or None for a presigned URL.
     """
     line, _, rest = head.partition(b"\r\n")
     method = request.method.encode()

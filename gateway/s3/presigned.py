@@ -61,7 +61,6 @@ class PresignedV4(NamedTuple):
 
     @property
     def access_key_id(self) -> str:
-        """Whose key signed."""
         return self.authorization.access_key_id
 
     def __repr__(self) -> str:

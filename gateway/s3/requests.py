@@ -62,7 +62,7 @@ def bucket_of_host(host: str, base_domains: tuple[str, ...]) -> str | None:
 
 
 _HOST_CHARACTERS_MAX = 320
-"""A name and its port: what is kept of strangers must be short."""
+"""The longest host name with its port. Caches keep these values, so strangers must not choose their length."""
 
 
 @lru_cache(maxsize=1024)
@@ -179,13 +179,13 @@ _FOREIGN_SOURCE = re.compile(r"x-(?!amz-)(.*)(copy|rename|move)-(source|from)")
 
 
 def names_foreign_source(headers: Iterable[str]) -> bool:
-    """Whether any of these names of headers names a second object in another dialect of S3: x-goog-copy-source,
-    x-oss-copy-source, x-copy-from, …"""
+    """Return whether a header names a second object in another dialect of S3: x-goog-copy-source, x-oss-copy-source,
+    x-copy-from, …"""
     return any(_FOREIGN_SOURCE.fullmatch(name) for name in headers)
 
 
 def parse_copy_source(value: str) -> CopySource:
-    """What `x-amz-copy-source` (latin-1 decoded) names: `[/]bucket/key[?versionId=ID]`, percent-encoded.
+    """Parse `x-amz-copy-source` (latin-1 decoded): `[/]bucket/key[?versionId=ID]`, percent-encoded.
 
     Here a literal `+` is a space, as at AWS, unlike in a path. Raises S3Error InvalidArgument for every other form,
     access point ARNs among them.
@@ -500,7 +500,7 @@ def understood(
     fields: Mapping[str, str],
     base_domains: Sequence[str],
 ) -> S3Request:
-    """The same of a request that is taken apart already; `raw_path` begins with `/`, `fields` are its headers."""
+    """Parse a request from its parts. `raw_path` begins with `/`; `fields` are its headers."""
     host_bucket = bucket_of_host(host, tuple(base_domains)) if base_domains else None
     bucket, key = split_path(raw_path, host_bucket)
     query = parse_query(raw_query) if raw_query else []

@@ -10,12 +10,12 @@ RESULT_SIZE_BYTES_MAX = 64 * 1024
 
 
 def says_nothing_yet(document: bytes) -> bool:
-    """Whether what has come of one is only what keeps clients waiting: white space, behind the prolog or without."""
+    """Return whether a document so far has only keep-alive white space, with or without the prolog."""
     return not without_prolog(document)
 
 
 def without_prolog(document: bytes) -> bytes:
-    """What of one is still to come behind a prolog that has been sent, and white space."""
+    """Return a document without its prolog and leading white space, which were sent before."""
     document = document.lstrip()
     return document.partition(b"?>")[2].lstrip() if document.startswith(b"<?xml") else document
 

@@ -28,7 +28,7 @@ _SUBRESOURCES = frozenset(
     select-type storageClass tagging torrent uploadId uploads versionId versioning versions website
     """.split()  # noqa: SIM905 -- a list of forty lines says no more
 )
-"""Query parameters that version 2 signs; every other one can be added by whoever holds the URL."""
+"""Query parameters that version 2 signs. Anyone with the URL can add any other."""
 
 
 _ASKED_FOR_BY_A_PARAMETER = frozenset({Operation.FORWARD, *BUCKET_SETTINGS.values()})
@@ -139,5 +139,5 @@ def _resource(request: S3Request) -> bytes:
 
 
 def _is_virtual_hosted(request: S3Request) -> bool:
-    """Whether the bucket came from the host: then, and only then, the whole path is the key."""
+    """Return whether the host names the bucket: only then the whole path is the key."""
     return decode(request.raw_path[1:]) == (request.key or "")

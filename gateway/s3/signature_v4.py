@@ -98,7 +98,7 @@ _TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def signing_key(secret: str, date: str, region: str, service: str = "s3") -> bytes:
-    """The key of one secret for one day, region and service; the cache shows its arguments to nobody."""
+    """Return the signing key of a secret for a day, region and service. Nothing can read the secrets in the cache."""
     key = f"AWS4{secret}".encode()
     for part in (date, region, service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -106,7 +106,7 @@ def signing_key(secret: str, date: str, region: str, service: str = "s3") -> byt
 
 
 def string_to_sign(timestamp: str, scope: str, canonical_request_hash: str) -> str:
-    """What is signed: algorithm, time, scope, and the hash of the canonical request, in hex."""
+    """Return the string to sign: algorithm, time, scope, and the canonical request's hash in hex."""
     return f"{ALGORITHM}\n{timestamp}\n{scope}\n{canonical_request_hash}"
 
 
@@ -122,7 +122,7 @@ def sign(key: bytes, text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def hmac_states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
-    """What the hashes of every text signed with a key begin with: a third of what setting up an HMAC anew costs."""
+    """Return the inner and outer hash states of a key, with which each of its HMACs begins."""
     padded = key.ljust(_HMAC_BLOCK_BYTES, b"\0")
     return hashlib.sha256(_xor(padded, 0x36)), hashlib.sha256(_xor(padded, 0x5C))
 
@@ -209,7 +209,7 @@ _MAY_BE_UNSIGNED = frozenset(
         "user-agent",
     }
 )
-"""What most requests have, none of it `x-amz-*`: set aside at once, so that few names are looked at one by one."""
+"""Headers of most requests, none of them `x-amz-*`. They are set aside together: few need a closer look."""
 
 _MAY_NEED_TRIMMING = re.compile("\t|  |: | \n| $")
 """White space where canonical_value would take some away; between header lines."""
@@ -233,7 +233,7 @@ class Authorization:
     accounted_for: frozenset[str] = field(init=False, repr=False, compare=False)
     """The header names that need no look: those that are signed, and those that need not be."""
     unproved: str = field(default="", init=False, repr=False, compare=False)
-    """Of a header of a new kind: all of it but the signature."""
+    """A header of a new kind, without its signature."""
 
     def __post_init__(self) -> None:
         names = frozenset(self.signed_headers)
@@ -398,7 +398,7 @@ _ADDED_ON_THE_WAY = re.compile(
     "|forebay-|forwarded|instana-|newrelic-|original-forwarded-for|originating-ip|ot-|proxy|real-ip|remote-|request|scheme"
     "|ssl-|trace|varnish|via)"
 )
-"""What proxies and tracing add to a request that is signed already."""
+"""Headers that proxies and tracing add to a signed request."""
 
 _WORDS = re.compile(
     "copy|rename|-move|-source|-acl|grant|tagging|encrypt|-meta|-sse-|directive|storage-class|retention|legal-hold"
@@ -408,10 +408,10 @@ _WORDS = re.compile(
 
 
 def changes_the_request(name: str) -> bool:
-    """Whether some server may make another request of one that has this header.
+    """Return whether some server may understand a different request when this header is present.
 
-    That is assumed of every `x-` header but of those that proxies and tracing are known to add: nobody knows all of
-    S3's dialects.
+    This is assumed of every `x-` header that proxies and tracing are not known to add: S3 has more dialects than a list
+    can name.
     """
     if _WORDS.search(name) is not None:
         return True
@@ -514,7 +514,7 @@ def sign_headers(
 
 @lru_cache(maxsize=1024)
 def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Those of a request's headers that are signed, in order, and the same joined: few kinds of requests are sent."""
+    """Return the names of the signed headers in order, and the same joined. Cached: clients send few sets of names."""
     signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or changes_the_request(name))
     return tuple(signed), ";".join(signed)
 

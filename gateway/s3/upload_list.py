@@ -1,4 +1,4 @@
-"""Pages of ListMultipartUploads (S3 API, page of that name): what is asked, reading the origin's, writing ours."""
+"""Pages of ListMultipartUploads (S3 API, page of that name): parse the query, read the origin's pages, write ours."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class UploadsPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UploadsQuery:
-    """What a client asks. `place` stands for its `upload-id-marker`, which counts only with a `key_marker`."""
+    """The parameters of a request. `place` is its `upload-id-marker`, which counts only with a `key_marker`."""
 
     prefix: str
     delimiter: str
@@ -95,7 +95,7 @@ def encode_place(place: UploadPlace) -> str:
 
 
 def is_place(marker: str) -> bool:
-    """Whether an `upload-id-marker` is one of `encode_place`."""
+    """Return whether `encode_place` made this `upload-id-marker`."""
     return marker.startswith(_MARKER)
 
 

@@ -1,10 +1,10 @@
-"""The XML documents of requests, and of the answers that the gateway makes itself (S3 API, schemas of the actions).
+"""The XML documents of requests, and of the answers that the gateway writes itself (S3 API, schemas of the actions).
 
 They are read within bounds: no DTD, no entities, no more elements than the document's schema can have. Elements are
 recognised by their local names, because clients and origins differ about the namespace. xml_writer.py escapes.
 
-Those of requests are read in steps (`Steps`), so that whoever reads one can do something else between two of them:
-expat and the tree do a large document at ten to thirty milliseconds for each MiB.
+Requests are parsed in steps (`Steps`), between which the event loop does other work: a large document takes ten to
+thirty milliseconds for each MiB.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DEPTH_MAX = 8
 _STEP_BYTES = 16 * 1024
 
 _TOKEN_BYTES_MAX = 32 * 1024
-"""Of a tag with its attributes, or a comment. Expat looks at one that has not ended again from its beginning, and hands
-it over all at once. Text does not count: it comes piece by piece."""
+"""The longest tag with its attributes, or comment. Expat reads an unfinished one again from its beginning, and
+delivers it whole. Text has no such limit: it is delivered in pieces."""
 
 
 def error_code_of(body: bytes, size_bytes_max: int = ANSWER_SIZE_BYTES_MAX) -> str | None:
@@ -232,7 +232,7 @@ def _delete_entry(node: Element) -> DeleteEntry:
 def parse_complete_multipart_upload(
     body: bytes, size_bytes_max: int = COMPLETE_SIZE_BYTES_MAX
 ) -> Steps[list[CompletedPart]]:
-    """The parts that an upload is to be made of, in ascending order.
+    """Return the parts of a CompleteMultipartUpload in ascending order.
 
     Raises S3Error: MalformedXML, MaxMessageLengthExceeded, InvalidArgument (part number), InvalidPartOrder.
     """
@@ -325,7 +325,7 @@ def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted:
 
 
 def entries_left(result: bytes, asked: Collection[DeleteEntry]) -> Steps[frozenset[DeleteEntry]]:
-    """Those of a DeleteObjects that its `<DeleteResult>` calls refused; all of them where it is no such document."""
+    """Return the entries that a `<DeleteResult>` reports as refused, or all of them for any other document."""
     root = yield from _parse(result, _BoundedTree(1 + OBJECTS_COUNT_MAX * _ELEMENTS_PER_ENTRY_MAX))
     if root is None or local_name(root) != "DeleteResult":
         return frozenset(asked)
