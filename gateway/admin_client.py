@@ -146,6 +146,7 @@ class Pending(Answer):
     conflicts: int
     damaged: int
     failing: int
+    waiting_for_bucket: int = 0
     local_objects: int = 0
     local_bytes: int = 0
 
@@ -478,6 +479,7 @@ class FlushProgress(Answer):
     conflicts: int
     damaged: int
     failing: int
+    waiting_for_bucket: int = 0
     stuck: int
     held_up: int
     open_uploads: int
