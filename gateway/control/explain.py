@@ -47,11 +47,15 @@ class ExplainApi:
             return problem(503, "the cache directory is not open yet")
         key = ObjectKey(asked.bucket, asked.key_prefix)
         try:
-            return json_answer(await explainer.explain(key) | {"pending": await self._pending(key)})
+            document = await explainer.explain(key) | {"pending": await self._pending(key)}
         except (SnapshotError, S3Error) as error:
             return problem(409, str(error))
         except (StoreUnavailable, BufferUnavailable) as error:
             return problem(503, str(error))
+        if document["why_not_kept"] is None and not _is_anywhere(document):
+            is_unknown = document["known"]["exists"] is None
+            document["why_not_kept"] = "nothing is known of it yet" if is_unknown else "there is no such object"
+        return json_answer(document)
 
     async def _pending(self, key: ObjectKey) -> dict[str, Any] | None:
         """The first write of the key that the origin does not have yet; it is the first under its own prefix."""
@@ -61,3 +65,10 @@ class ExplainApi:
         page = await backend.objects(Prefix(*key), "", 1)
         found: list[dict[str, Any]] = [one for one in page["objects"] if one["key"] == key.key]
         return found[0] if found else None
+
+
+def _is_anywhere(document: dict[str, Any]) -> bool:
+    """Whether an object is known, held in the cache, or pending."""
+    pending = document["pending"]
+    is_written = pending is not None and not pending["deleted"]
+    return bool(document["known"]["exists"] or document["held"]["blocks"] or is_written)

@@ -177,3 +177,17 @@ def test_half_of_what_is_read_twice_comes_from_the_cache(told: Told) -> None:
     eventually(lambda: told.value("forebay_sent_bytes_total", operation="GetObject") == 2 * WHOLE_BYTES)
     assert shown_ratios(told) == {0.5}
     assert told.value("forebay_origin_bytes_total", direction="read") >= WHOLE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["warm", "pin"])
+def test_warming_nothing_is_a_failure_unless_allowed(told: Told, command: str) -> None:
+    """A script trusts the exit code: a mistyped prefix is told, on standard error, in JSON mode too."""
+    missing = ("s3://bucket/typo/", "--wait", "--admin-url", told.gateway.admin_url)
+    for more in ((), ("--json",)):
+        result = CliRunner().invoke(cli.app, [command, *missing, *more])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("forebay: s3://bucket/typo/ holds no object: ")
+        if command == "pin":
+            told.run("unpin", "s3://bucket/typo/")
+    told.run(command, *missing[:2], "--allow-empty")
