@@ -902,9 +902,8 @@ def raise_problem(base_url: str, error: Exception) -> NoReturn:
     """What was wrong, in words, and what to do."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
-        text = f"{base_url} answered {response.status_code}: {_reason(response)}"
         hint = "; give it as FOREBAY_ADMIN__TOKEN, or in the file of --config" if response.status_code == 401 else ""
-        raise AdminPortError(text + hint) from error
+        raise AdminPortError(f"{_reason(response)}{hint} ({base_url} answered {response.status_code})") from error
     if isinstance(error, httpx.RemoteProtocolError):
         raise AdminPortError(f"the answer of {base_url} broke off: {error}") from error
     if isinstance(error, httpx.TimeoutException):

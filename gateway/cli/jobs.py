@@ -120,7 +120,7 @@ def jobs(
     elif found:
         _show(found)
     else:
-        typer.echo("there are no jobs")
+        typer.echo("there are no jobs", err=True)
 
 
 _PREFIX = "s3://train/imagenet/"

@@ -117,7 +117,7 @@ def test_a_background_process_that_is_started_again_is_waited_for() -> None:
         assert run(port, "--wait").exit_code == 0
     with admin_double(left(1), (401, {"error": "no"})) as port:
         result = run(port, "--wait")
-        assert (result.exit_code, "answered 401: no" in result.stderr) == (1, True)
+        assert (result.exit_code, "forebay: no; give it as" in result.stderr) == (1, True)
 
 
 def test_a_background_process_that_is_just_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
