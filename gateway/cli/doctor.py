@@ -61,7 +61,8 @@ def doctor(
     tested = _tested(write_test)
     environment = CommandEnvironment(os.environ, {"FOREBAY_ORIGIN__ENDPOINT_URL": ("--origin", origin)})
     console = Console(highlight=False, markup=False)
-    found = asyncio.run(_collected(config, environment, admin_url, tested, None if json else console))
+    findings = _findings(config, environment, admin_url, tested)
+    found = asyncio.run(_collected(findings, None if json else console))
     counts = {level: sum(one.level == level for one in found) for level in _STYLES}
     if json:
         documents = [
@@ -88,16 +89,10 @@ def _tested(name: str | None) -> Prefix | None:
     return prefix
 
 
-async def _collected(
-    config: Path | None,
-    environment: Mapping[str, str],
-    admin_url: str | None,
-    tested: Prefix | None,
-    console: Console | None,
-) -> list[Finding]:
+async def _collected(findings: AsyncGenerator[Finding, None], console: Console | None) -> list[Finding]:
     found: list[Finding] = []
     area = ""
-    async with aclosing(_findings(config, environment, admin_url, tested)) as findings:
+    async with aclosing(findings):
         async for one in findings:
             found.append(one)
             if console is None:
@@ -152,7 +147,8 @@ def _loaded(config: Path | None, environment: Mapping[str, str]) -> LoadedSettin
     try:
         return load_settings(config, environment)
     except SettingsError as problems:
-        if not any(one.key == "origin.endpoint_url" for one in problems.problems):
+        is_of_aws = "FOREBAY_ORIGIN__ENDPOINT_URL" not in environment
+        if not is_of_aws or not any(one.key == "origin.endpoint_url" for one in problems.problems):
             raise
         return load_settings(config, as_a_client(environment))
 

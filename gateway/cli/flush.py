@@ -13,15 +13,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.progress import bytes_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.config.units import parse_duration_seconds
-from gateway.control.formatting import (
-    age_text,
-    are,
-    counted,
-    journal_problem_text,
-    no_objects_yet_text,
-    size_text,
-    waiting_text,
-)
+from gateway.control.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient, FlushProgress, PendingObject
@@ -190,7 +182,7 @@ class _Stall:
 
 def _description(left: FlushProgress) -> str:
     failing = f", {left.failing} failing" if left.failing else ""
-    waiting = f", {waiting_text(left.model_dump())}" if left.waiting_for_bucket else ""
+    waiting = f", {left.waiting_for_bucket} waiting for the bucket" if left.waiting_for_bucket else ""
     missing = f", {counted(left.files_missing, 'file')} of other nodes" if left.awaiting_files else ""
     return f"flush, {counted(left.objects, 'object')} left{failing}{waiting}{missing}"
 

@@ -61,7 +61,7 @@ def warm(
     json: JsonOption = False,
 ) -> None:
     """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
-    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json, allow_empty=allow_empty)
+    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json, allow_empty)
 
 
 def evict(
@@ -73,7 +73,7 @@ def evict(
     json: JsonOption = False,
 ) -> None:
     """Drop objects from the cache, as a job of the running gateway. The bucket keeps them."""
-    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json, allow_empty=True)
+    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json, True)
 
 
 def pin(
@@ -85,7 +85,7 @@ def pin(
     json: JsonOption = False,
 ) -> None:
     """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
-    _run("pin", prefix, None, wait, admin_client(admin_url, config), json, allow_empty=allow_empty)
+    _run("pin", prefix, None, wait, admin_client(admin_url, config), json, allow_empty)
 
 
 def unpin(
@@ -134,14 +134,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, *tuple[str, ...]], ...] = (
 
 
 def _run(
-    kind: str,
-    prefix: str | None,
-    manifest: Path | None,
-    wait: bool,
-    client: AdminClient,
-    json: bool,
-    *,
-    allow_empty: bool,
+    kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool, allow_empty: bool
 ) -> None:
     if manifest is not None and prefix is None:
         job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)

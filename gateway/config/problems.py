@@ -114,7 +114,8 @@ def _known(location: Sequence[int | str]) -> str:
     given = str(location[-1]).lower()
     close = difflib.get_close_matches(given, names, n=1)
     close += [name for name in names if given in name or name in given]
-    close += [f"{table}.{given}" for table in Settings.model_fields if given in toml_names_at(table)]
+    tables = ((table, _model_at((table,))) for table in Settings.model_fields)
+    close += [f"{table}.{given}" for table, one in tables if one is not None and given in toml_names(one)]
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}known here: {', '.join(names)}"
 
@@ -122,12 +123,6 @@ def _known(location: Sequence[int | str]) -> str:
 def toml_names(model: type[BaseModel]) -> list[str]:
     """Names of a table's keys as they stand in files."""
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def toml_names_at(table: str) -> list[str]:
-    """The same of a table by its name."""
-    model = _model_at((table,))
-    return toml_names(model) if model is not None else []
 
 
 def _allowed(location: Sequence[int | str]) -> str | None:

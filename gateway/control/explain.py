@@ -52,9 +52,10 @@ class ExplainApi:
             return problem(409, str(error))
         except (StoreUnavailable, BufferUnavailable) as error:
             return problem(503, str(error))
-        if document["why_not_kept"] is None and not _is_anywhere(document):
-            is_unknown = document["known"]["exists"] is None
-            document["why_not_kept"] = "nothing is known of it yet" if is_unknown else "there is no such object"
+        exists, pending = document["known"]["exists"], document["pending"]
+        is_written = pending is not None and not pending["deleted"]
+        if document["why_not_kept"] is None and not (exists or document["held"]["blocks"] or is_written):
+            document["why_not_kept"] = "nothing is known of it yet" if exists is None else "there is no such object"
         return json_answer(document)
 
     async def _pending(self, key: ObjectKey) -> dict[str, Any] | None:
@@ -65,10 +66,3 @@ class ExplainApi:
         page = await backend.objects(Prefix(*key), "", 1)
         found: list[dict[str, Any]] = [one for one in page["objects"] if one["key"] == key.key]
         return found[0] if found else None
-
-
-def _is_anywhere(document: dict[str, Any]) -> bool:
-    """Whether an object is known, held in the cache, or pending."""
-    pending = document["pending"]
-    is_written = pending is not None and not pending["deleted"]
-    return bool(document["known"]["exists"] or document["held"]["blocks"] or is_written)
