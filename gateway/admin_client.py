@@ -146,6 +146,7 @@ class Pending(Answer):
     conflicts: int
     damaged: int
     failing: int
+    waiting_for_bucket: int = 0
     local_objects: int = 0
     local_bytes: int = 0
 
@@ -478,6 +479,7 @@ class FlushProgress(Answer):
     conflicts: int
     damaged: int
     failing: int
+    waiting_for_bucket: int = 0
     stuck: int
     held_up: int
     open_uploads: int
@@ -900,9 +902,8 @@ def raise_problem(base_url: str, error: Exception) -> NoReturn:
     """What was wrong, in words, and what to do."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
-        text = f"{base_url} answered {response.status_code}: {_reason(response)}"
         hint = "; give it as FOREBAY_ADMIN__TOKEN, or in the file of --config" if response.status_code == 401 else ""
-        raise AdminPortError(text + hint) from error
+        raise AdminPortError(f"{_reason(response)}{hint} ({base_url} answered {response.status_code})") from error
     if isinstance(error, httpx.RemoteProtocolError):
         raise AdminPortError(f"the answer of {base_url} broke off: {error}") from error
     if isinstance(error, httpx.TimeoutException):

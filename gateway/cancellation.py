@@ -46,9 +46,10 @@ def register_request(*, anywhere: bool) -> None:
     _works[task] = _Work(partial(_is_left, weakref.ref(task)), _nothing, anywhere)
 
 
-def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None]) -> None:
-    """Let the current task end inside `turn` when `is_abandoned`. `on_end` is called first: nobody may join it then."""
-    _works[_current()] = _Work(is_abandoned, on_end, anywhere=False)
+def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None], *, anywhere: bool = False) -> None:
+    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only. `on_end` is called first: nobody
+    may join it then."""
+    _works[_current()] = _Work(is_abandoned, on_end, anywhere)
 
 
 def abandon(task: Task) -> None:

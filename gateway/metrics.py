@@ -530,16 +530,17 @@ WRITEBACK_NOT_FLUSHED = Gauge(
     "objects",
     ("slot", "state"),
     "Acknowledged writes that do not get to the origin now. state: failing (tried again and again: 403, a bucket that "
-    "is gone, expired credentials, no answer), conflict (others have changed the object: forebay writeback resolve) or "
-    "damaged. forebay writeback list --problems names them.",
+    "is gone, expired credentials), conflict (others have changed the object: forebay writeback resolve), damaged, or "
+    "waiting for the bucket (it does not answer, or is busy: nobody has to do anything about the write). forebay "
+    "writeback list --problems names all but the last.",
 )
 CHECKPOINTS = Gauge(
     "forebay_checkpoints",
     "checkpoints",
     ("slot", "state"),
     "Checkpoints that this node knows, by state: writing, stalled (a save that lacks something, of which nothing has "
-    "come for a minute), acknowledged, flushing, durable, local (something of it is not to be sent), failed, conflict. "
-    "forebay checkpoints shows them.",
+    "come for a minute), acknowledged, flushing, durable, local (something of it is not to be sent), waiting for the "
+    "bucket (it does not answer, or is busy), failed, conflict. forebay checkpoints shows them.",
 )
 WRITEBACK_OPEN_UPLOADS = Gauge(
     "forebay_writeback_open_uploads",

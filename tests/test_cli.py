@@ -62,6 +62,19 @@ def test_check_config_prints_the_settings_in_force(tmp_path: Path) -> None:
     assert SECRET not in result.output
 
 
+def test_check_config_says_ok_and_what_differs(tmp_path: Path) -> None:
+    """Of the file that is given, or that --config or FOREBAY_CONFIG names; with --json it prints all."""
+    cache = f'[cache]\ndirectory = "{tmp_path}"\ncapacity = "1GiB"\n'
+    file = config(tmp_path, f'{cache}[server]\nport = 9100\nworkers = 1\n[[slots]]\nname = "a"\nprefix = "s3://a/"\n')
+    given = forebay("check-config", file)
+    lines = given.stdout.splitlines()
+    assert lines[-1] == f"ok: {file}"
+    assert {"server.port = 9100", 'slots[0].name = "a"', 'slots[0].prefix = "s3://a/"'} <= set(lines)
+    assert not any(line.startswith(("server.workers", "server.head_timeout", "slots[0].weight")) for line in lines)
+    assert forebay("check-config", "--config", file).stdout == given.stdout
+    assert forebay("check-config", FOREBAY_CONFIG=file).stdout == given.stdout
+
+
 def test_check_config_tells_warnings_on_standard_error(tmp_path: Path) -> None:
     """What is printed can be read by machines."""
     file = config(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://a/"\nweight = 4\n')

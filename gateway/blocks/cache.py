@@ -285,6 +285,13 @@ class BlockCache:
         except StoreUnavailable:
             tools.observer.store_unavailable()
 
+    async def evict(self, key: ObjectKey) -> int:
+        """The same, because somebody asks for it: how many bytes were dropped. StoreUnavailable."""
+        before = await asyncio.to_thread(explanation.holding, self._tools, key)
+        await self.invalidate(key)
+        after = await asyncio.to_thread(explanation.holding, self._tools, key)
+        return max(0, before.size_bytes - after.size_bytes)
+
     @property
     def isolation(self) -> CircuitBreaker:
         """What the directory may be used for now."""

@@ -29,6 +29,7 @@ from gateway.cli.common import (
     fail,
     in_help,
     print_json,
+    printable,
     report_problems,
 )
 from gateway.cli.doctor import doctor
@@ -38,7 +39,7 @@ from gateway.cli.requests import requests
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
-from gateway.config import public_settings
+from gateway.config import Settings, public_settings
 from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import load_settings
 from gateway.config.overlay import load_with_overlay
@@ -153,9 +154,17 @@ def serve(
     ),
 )
 def check_config(
-    file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
+    file: Annotated[Path | None, typer.Argument(help="TOML file with the settings; or give --config.")] = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Check a file together with the FOREBAY_* variables, and print the settings in force, secrets hidden."""
+    """Check a file together with the FOREBAY_* variables. Prints "ok" and the settings that differ from the defaults.
+
+    --json prints all that are in force. Secrets are hidden.
+    """
+    file = file or config
+    if file is None:
+        raise typer.BadParameter("give FILE, --config FILE or FOREBAY_CONFIG")
     try:
         loaded = load_settings(file, os.environ)
     except SettingsError as error:
@@ -165,8 +174,11 @@ def check_config(
     if json:
         print_json({"ok": True, "settings": settings, "warnings": loaded.warnings})
         return
-    for key, value in _flat(settings):
-        typer.echo(f"{key} = {orjson.dumps(value).decode()}")
+    defaults = dict(_flat(public_settings(Settings())))
+    for key, value in _flat(loaded.settings.model_dump(mode="json", by_alias=True, exclude_unset=True)):
+        if key not in defaults or defaults[key] != value:
+            typer.echo(f"{key} = {orjson.dumps(value).decode()}")
+    typer.echo(f"ok: {printable(str(file))}")
     for warning in loaded.warnings:
         typer.echo(f"warning: {warning}", err=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +23,7 @@ from gateway.cli.common import (
     printable,
 )
 from gateway.cli.tables import print_text, wrapped
+from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 from gateway.control.formatting import counted
@@ -45,6 +46,9 @@ WriteTestOption = Annotated[
 
 def doctor(
     config: ConfigOption = None,
+    origin: Annotated[
+        str | None, typer.Option("--origin", metavar="URL", help="Where the buckets are: origin.endpoint_url.")
+    ] = None,
     admin_url: AdminUrlOption = None,
     write_test: WriteTestOption = None,
     json: JsonOption = False,
@@ -55,8 +59,10 @@ def doctor(
     code 1 when there are errors.
     """
     tested = _tested(write_test)
+    environment = CommandEnvironment(os.environ, {"FOREBAY_ORIGIN__ENDPOINT_URL": ("--origin", origin)})
     console = Console(highlight=False, markup=False)
-    found = asyncio.run(_collected(config, admin_url, tested, None if json else console))
+    findings = _findings(config, environment, admin_url, tested)
+    found = asyncio.run(_collected(findings, None if json else console))
     counts = {level: sum(one.level == level for one in found) for level in _STYLES}
     if json:
         documents = [
@@ -83,12 +89,10 @@ def _tested(name: str | None) -> Prefix | None:
     return prefix
 
 
-async def _collected(
-    config: Path | None, admin_url: str | None, tested: Prefix | None, console: Console | None
-) -> list[Finding]:
+async def _collected(findings: AsyncGenerator[Finding, None], console: Console | None) -> list[Finding]:
     found: list[Finding] = []
     area = ""
-    async with aclosing(_findings(config, admin_url, tested)) as findings:
+    async with aclosing(findings):
         async for one in findings:
             found.append(one)
             if console is None:
@@ -107,7 +111,9 @@ async def _collected(
     return found
 
 
-async def _findings(config: Path | None, admin_url: str | None, tested: Prefix | None) -> AsyncGenerator[Finding, None]:
+async def _findings(
+    config: Path | None, environment: Mapping[str, str], admin_url: str | None, tested: Prefix | None
+) -> AsyncGenerator[Finding, None]:
     from gateway.doctor.clients import clients
     from gateway.doctor.configuration import configuration, unusable
     from gateway.doctor.findings import note
@@ -115,7 +121,7 @@ async def _findings(config: Path | None, admin_url: str | None, tested: Prefix |
     from gateway.doctor.origin import origin
 
     try:
-        loaded = _loaded(config)
+        loaded = _loaded(config, environment)
     except SettingsError as problems:
         for finding in unusable(problems):
             yield finding
@@ -126,24 +132,25 @@ async def _findings(config: Path | None, admin_url: str | None, tested: Prefix |
     settings = loaded.settings
     for finding in configuration(config, loaded):
         yield finding
-    async with aclosing(origin(settings, os.environ, tested)) as of_origin:
+    async with aclosing(origin(settings, environment, tested)) as of_origin:
         async for finding in of_origin:
             yield finding
-    for part in (disk(settings), limits(settings), clients(settings, os.environ)):
+    for part in (disk(settings), limits(settings), clients(settings, environment)):
         for finding in part:
             yield finding
     for finding in _running(config, admin_url, loaded):
         yield finding
 
 
-def _loaded(config: Path | None) -> LoadedSettings:
+def _loaded(config: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
     """As the gateway would load it here; in the shell of a job, whose AWS_ENDPOINT_URL names the gateway, without."""
     try:
-        return load_settings(config, os.environ)
+        return load_settings(config, environment)
     except SettingsError as problems:
-        if not any(one.key == "origin.endpoint_url" for one in problems.problems):
+        is_of_aws = "FOREBAY_ORIGIN__ENDPOINT_URL" not in environment
+        if not is_of_aws or not any(one.key == "origin.endpoint_url" for one in problems.problems):
             raise
-        return load_settings(config, as_a_client(os.environ))
+        return load_settings(config, as_a_client(environment))
 
 
 def _running(config: Path | None, admin_url: str | None, loaded: LoadedSettings | None) -> Iterator[Finding]:

@@ -135,7 +135,7 @@ def _wait(
                 return outcome, left
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
             patience_seconds = max(0.0, min(_GONE_SECONDS, deadline - time.monotonic()))
-            if (left.failing or left.awaiting_files) and time.monotonic() >= again_at:
+            if (left.failing or left.waiting_for_bucket or left.awaiting_files) and time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_SECONDS
                 client.flush(begun.prefix, patience_seconds=patience_seconds)
             asked_at = time.monotonic()
@@ -182,8 +182,9 @@ class _Stall:
 
 def _description(left: FlushProgress) -> str:
     failing = f", {left.failing} failing" if left.failing else ""
+    waiting = f", {left.waiting_for_bucket} waiting for the bucket" if left.waiting_for_bucket else ""
     missing = f", {counted(left.files_missing, 'file')} of other nodes" if left.awaiting_files else ""
-    return f"flush, {counted(left.objects, 'object')} left{failing}{missing}"
+    return f"flush, {counted(left.objects, 'object')} left{failing}{waiting}{missing}"
 
 
 def _tell(begun: FlushProgress, left: FlushProgress, outcome: Outcome | None) -> None:
@@ -216,17 +217,17 @@ _PROBLEMS = (
 
 
 def _problem(one: PendingObject) -> list[str]:
-    state = one.state if one.state in ("conflict", "damaged") else "failing"
     since = one.failing_since if one.failing_since is not None else one.acknowledged_at
-    return [state, f"{one.failures:,}", age_text(since), printable(one.url), printable(one.reason or NOTHING)]
+    return [one.state, f"{one.failures:,}", age_text(since), printable(one.url), printable(one.reason or NOTHING)]
 
 
 def _show_problems(left: FlushProgress) -> None:
     """What does not get there, and why: a line each."""
     print_table(_PROBLEMS, (Row(_problem(one)) for one in left.problems), stderr=True)
     problems = left.conflicts + left.damaged + left.failing
-    more = f"and {problems - len(left.problems):,} more: " if problems > len(left.problems) else ""
-    typer.echo(f"{more}forebay writeback list --problems {printable(left.prefix)}", err=True)
+    shown, held_up = len(left.problems), problems + left.waiting_for_bucket
+    more, option = f"and {held_up - shown:,} more: " if held_up > shown else "", " --problems" if problems else ""
+    typer.echo(f"{more}forebay writeback list{option} {printable(left.prefix)}", err=True)
 
 
 def _amount(pending: FlushProgress) -> str:

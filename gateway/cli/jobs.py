@@ -39,6 +39,7 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
+AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="With --wait: finding no object is no failure.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
 ]
@@ -54,12 +55,13 @@ def warm(
     prefix: PrefixArgument = None,
     manifest: ManifestOption = None,
     wait: WaitOption = False,
+    allow_empty: AllowEmptyOption = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
-    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json)
+    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json, allow_empty)
 
 
 def evict(
@@ -71,18 +73,19 @@ def evict(
     json: JsonOption = False,
 ) -> None:
     """Drop objects from the cache, as a job of the running gateway. The bucket keeps them."""
-    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json)
+    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json, True)
 
 
 def pin(
     prefix: PinnedArgument,
     wait: WaitOption = False,
+    allow_empty: AllowEmptyOption = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
-    _run("pin", prefix, None, wait, admin_client(admin_url, config), json)
+    _run("pin", prefix, None, wait, admin_client(admin_url, config), json, allow_empty)
 
 
 def unpin(
@@ -117,7 +120,7 @@ def jobs(
     elif found:
         _show(found)
     else:
-        typer.echo("there are no jobs")
+        typer.echo("there are no jobs", err=True)
 
 
 _PREFIX = "s3://train/imagenet/"
@@ -130,7 +133,9 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, *tuple[str, ...]], ...] = (
 )
 
 
-def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool) -> None:
+def _run(
+    kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool, allow_empty: bool
+) -> None:
     if manifest is not None and prefix is None:
         job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)
     elif manifest is None and prefix is not None:
@@ -145,6 +150,8 @@ def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, clien
         _show([job])
     else:
         typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
+    if wait and job.state == "done" and not job.objects_found and not allow_empty:
+        fail(f"{printable(prefix or str(manifest))} holds no object: check the name, or give --allow-empty")
     if wait and job.state != "done":
         raise typer.Exit(1)
 
@@ -228,7 +235,7 @@ def _cells(job: Job) -> list[str]:
 
 def _bytes(job: Job) -> str:
     if not job.bytes_found:
-        return NOTHING
-    if job.found_all and job.bytes_done == job.bytes_found:
+        return size_text(job.bytes_done) if job.bytes_done else NOTHING
+    if job.found_all and job.bytes_done >= job.bytes_found:
         return size_text(job.bytes_done)
     return f"{size_text(job.bytes_done)} of {size_text(job.bytes_found)}{'' if job.found_all else '+'}"

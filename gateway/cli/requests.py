@@ -61,7 +61,7 @@ def requests(
     ]
     parts = [one for one in parts if one[2]]
     if not parts:
-        typer.echo("no request in the last minutes")
+        typer.echo("no request in the last minutes", err=True)
     for number, (title, columns, rows) in enumerate(parts):
         typer.echo(("\n" if number else "") + f"{title}:")
         print_table(columns, rows)

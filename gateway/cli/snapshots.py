@@ -71,7 +71,7 @@ def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
     elif answer.snapshots:
         _show(answer.snapshots)
     else:
-        typer.echo("there are no snapshots")
+        typer.echo("there are no snapshots", err=True)
 
 
 @app.command(**explained("forebay snapshot diff imagenet-2026-11"))
@@ -119,7 +119,7 @@ def delete(
 def export(
     name: NameArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Where to write it; otherwise standard output.")
+        Path | None, typer.Argument(metavar="FILE", help="Where to write it; `-`, or nothing, for standard output.")
     ] = None,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
@@ -129,7 +129,7 @@ def export(
 
     With --json and a file it says as JSON what it wrote; without a file the lines are all that is printed.
     """
-    objects = 0
+    objects, file = 0, None if file == Path("-") else file
     with _output(file) as output:
         left: int | None = None
         for line in admin_client(admin_url, config).snapshot_lines(name):

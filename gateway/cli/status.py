@@ -17,6 +17,7 @@ from gateway.control.formatting import (
     open_uploads_text,
     origin_text,
     size_text,
+    waiting_text,
     wrong_with,
 )
 
@@ -100,6 +101,8 @@ def _show_writeback(pending: Writeback) -> None:
         if slot.oldest_acknowledged_at is not None:
             age_seconds = max(0.0, time.time() - slot.oldest_acknowledged_at)
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
+        if waiting := waiting_text(slot.model_dump()):
+            text += f"; {waiting}" + (f" ({slot.reason})" if slot.reason and not slot.failing else "")
         if slot.local_objects:
             text += f"; not to be sent: {local_text(slot.model_dump())}"
         if slot.open_uploads:
@@ -109,7 +112,7 @@ def _show_writeback(pending: Writeback) -> None:
         print_text(text)
         wrong = wrong_with(slot.model_dump())
         if wrong:
-            reason = f" ({slot.reason})" if slot.reason else ""
+            reason = f" ({slot.reason})" if slot.reason and slot.failing else ""
             text = f"{slot.slot}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
             print_text(text, "bold red")
     if pending.journal_problem:

@@ -24,7 +24,7 @@ from gateway.cli.status import DISK_STATES
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
-from gateway.control.formatting import counted, origin_text, size_text, wrong_with
+from gateway.control.formatting import counted, origin_text, size_text, waiting_text, wrong_with
 
 if TYPE_CHECKING:
     from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
@@ -229,7 +229,8 @@ def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> I
         age = pending["oldest_age_seconds"]
         oldest = "" if age is None else f", the oldest for {timedelta(seconds=round(age))}"
         wrong = wrong_with(pending)
-        text = f"unflushed {amount}{oldest}" + (f"; {', '.join(wrong)}" if wrong else "")
+        told = ", ".join(filter(None, (*wrong, waiting_text(pending))))
+        text = f"unflushed {amount}{oldest}" + (f"; {told}" if told else "")
         yield text, "red" if wrong else ""
         if status.writeback is not None and status.writeback.journal_problem is not None:
             yield printable(f"journal   takes nothing now: {status.writeback.journal_problem}"), "bold red"
@@ -368,4 +369,5 @@ def _request(one: RecentRequest, at: float) -> list[str]:
 
 
 def _state_style(one: Checkpoint) -> str:
-    return {"failed": "red", "conflict": "red", "stalled": "yellow", "durable": "green"}.get(one.state, "")
+    yellow = dict.fromkeys(("stalled", "waiting for the bucket"), "yellow")
+    return {"failed": "red", "conflict": "red", "durable": "green", **yellow}.get(one.state, "")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequests, Slot, Status
 
 CHECKPOINTS_MAX = 20
+_HELD_UP = ("conflicts", "damaged", "failing", "waiting_for_bucket")
 REQUESTS_MAX = 10
 _CHECKPOINTS_READ = 100
 _SLOTS_AGAIN_SECONDS = 1.0
@@ -115,7 +116,7 @@ class Figures:
             "objects": sum(one.objects for one in slots),
             "bytes": sum(one.bytes for one in slots),
             "oldest_age_seconds": round(max(0.0, *ages), 1) if ages else None,
-            **{name: sum(getattr(one, name) for one in slots) for name in ("conflicts", "damaged", "failing")},
+            **{name: sum(getattr(one, name) for one in slots) for name in _HELD_UP},
         }
 
     def document(self) -> dict[str, Any]:

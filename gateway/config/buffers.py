@@ -37,17 +37,22 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
         for name, why in refused.items():
             if name in slot.model_fields_set and getattr(slot, name) is not None:
                 key = type(slot).model_fields[name].alias or name
-                yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), why)
+                yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), f"{why}, in slot {slot.name}")
         if slot.checkpoints is not None and (why_not := too_many(slot.checkpoints)) is not None:
             yield ConfigError(f"slots[{i}].checkpoints", slot.checkpoints, why_not)
     buffers_bytes = _buffers_bytes(settings)
     disk = disk_usage(settings.cache.directory) if buffers_bytes else None
     if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk.total:
+        sizes_bytes = [(slot.buffer_bytes or 0) * slot.is_buffered for slot in settings.slots]
+        largest = sizes_bytes.index(max(sizes_bytes))
+        others_bytes = buffers_bytes - sizes_bytes[largest]
+        others = f", and the other buffers, {format_size(others_bytes)}" if others_bytes else ""
         allowed = (
-            f"together with cache.capacity, {format_size(settings.cache.capacity_bytes)}, at most what the file system "
-            f"of cache.directory holds, {disk.total} bytes"
+            f"of slot {settings.slots[largest].name}: together with cache.capacity, "
+            f"{format_size(settings.cache.capacity_bytes)}{others}, at most what the file system of cache.directory "
+            f"holds, {disk.total} bytes"
         )
-        yield ConfigError("slots[].buffer", format_size(buffers_bytes), allowed)
+        yield ConfigError(f"slots[{largest}].buffer", format_size(sizes_bytes[largest]), allowed)
 
 
 def not_fitting(settings: Settings) -> list[str]:

@@ -16,6 +16,8 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     SecretStr,
+    ValidationInfo,
+    field_validator,
 )
 
 from gateway.checkpoint_patterns import BUILT_IN, parse_pattern
@@ -161,3 +163,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, validate_default=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: object, info: ValidationInfo) -> object:
+        """`true` is not 1."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+            raise ValueError("true and false are no numbers")
+        return value

@@ -6,6 +6,7 @@ key of the first `[[credentials]]`; lists are JSON or comma separated; `FOREBAY_
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
 from gateway.config.fields import Section
 from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
-from gateway.config.problems import SettingsError, allowed_of, problems_of, with_tables_around
+from gateway.config.problems import Hidden, SettingsError, allowed_of, problems_of, shown, with_tables_around
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 from gateway.pem import PemFile
@@ -62,8 +63,20 @@ def load_settings(
     try:
         loaded = _loaded(document, environment, more_slots, running)
     except SettingsError as error:
-        raise error.with_sources(sources) from None
+        raise SettingsError([_as_written(one, document) for one in error.problems]).with_sources(sources) from None
     return replace(loaded, warnings=(*warnings, *loaded.warnings))
+
+
+def _as_written(problem: ConfigError, document: object) -> ConfigError:
+    """The same with the value as it stands in the file."""
+    value = document
+    for part in re.findall(r"[^.\[\]]+", problem.key):
+        inner = value[int(part)] if part.isdecimal() and isinstance(value, list) and int(part) < len(value) else None
+        value = value.get(part) if isinstance(value, dict) else inner
+    if problem.problem != f"{problem.key} = {problem.value!r}" or isinstance(problem.value, Hidden):
+        return problem
+    written = shown(problem.key, value) if isinstance(value, str | int | float) else problem.value
+    return ConfigError(problem.key, written, problem.allowed, problem.source)
 
 
 def _keys(value: object, key: str = "") -> Iterator[str]:

@@ -46,18 +46,23 @@ def with_tables_around(key: str) -> Iterator[str]:
 
 
 class Hidden:
-    """Stands in messages for a value that may be secret."""
+    """Stands in messages for a value that may be secret, or hold one."""
+
+    def __init__(self, kind: str = "hidden") -> None:
+        self._kind = kind
 
     def __repr__(self) -> str:
-        return "(hidden)"
+        return f"({self._kind})"
 
 
 def shown(key: str, value: object) -> object:
     """`value` as it may appear in a message: secrets, and whole tables that may hold some, do not."""
+    if isinstance(value, dict | list):
+        return Hidden("a table" if isinstance(value, dict) else "a list")
     leaf = key.rpartition(".")[2]
     if _SECRET_NAMES.search(leaf) and not leaf.endswith("_file"):
         return value if isinstance(value, str) and _harmless_url(leaf, value) else Hidden()
-    return value if isinstance(value, str | int | float | bool) or value is None else Hidden()
+    return value if isinstance(value, str | int | float | bool) or value is None else Hidden("a date or time")
 
 
 def _harmless_url(leaf: str, value: str) -> bool:
@@ -75,12 +80,26 @@ def _problem(detail: ErrorDetails) -> ConfigError:
         # Its value is not shown: a misspelt name may stand in front of a secret.
         return ConfigError(key, Hidden(), _known(detail["loc"]), problem=f"{key} is not a setting")
     cause = detail.get("ctx", {}).get("error")
+    if detail["type"] in ("list_type", "model_type", "dict_type") and _model_at(detail["loc"]) is not None:
+        return _of_another_shape(key, detail)
     says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
     allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
     if isinstance(cause, UnknownUnit):
         allowed = f"{allowed}; {cause.why}"
     if detail["type"] == "missing":
         return ConfigError(key, None, allowed)
+    return ConfigError(key, shown(key, detail["input"]), allowed)
+
+
+def _of_another_shape(key: str, detail: ErrorDetails) -> ConfigError:
+    """One table where there are several, or the other way round; or a value where a table belongs."""
+    table = str(detail["loc"][0])
+    if detail["type"] == "list_type":
+        allowed = f"a list of tables: write [[{table}]], with both brackets, before each"
+    elif len(detail["loc"]) > 1:
+        allowed = f"a table: write [[{table}]], and its keys below"
+    else:
+        allowed = f"one table: write [{table}], and its keys below"
     return ConfigError(key, shown(key, detail["input"]), allowed)
 
 
@@ -92,7 +111,11 @@ def dotted(location: Sequence[int | str]) -> str:
 def _known(location: Sequence[int | str]) -> str:
     model = _model_at(location[:-1])
     names = toml_names(model) if model else []
-    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    given = str(location[-1]).lower()
+    close = difflib.get_close_matches(given, names, n=1)
+    close += [name for name in names if given in name or name in given]
+    tables = ((table, _model_at((table,))) for table in Settings.model_fields)
+    close += [f"{table}.{given}" for table, one in tables if one is not None and given in toml_names(one)]
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}known here: {', '.join(names)}"
 

@@ -47,11 +47,16 @@ class ExplainApi:
             return problem(503, "the cache directory is not open yet")
         key = ObjectKey(asked.bucket, asked.key_prefix)
         try:
-            return json_answer(await explainer.explain(key) | {"pending": await self._pending(key)})
+            document = await explainer.explain(key) | {"pending": await self._pending(key)}
         except (SnapshotError, S3Error) as error:
             return problem(409, str(error))
         except (StoreUnavailable, BufferUnavailable) as error:
             return problem(503, str(error))
+        exists, pending = document["known"]["exists"], document["pending"]
+        is_written = pending is not None and not pending["deleted"]
+        if document["why_not_kept"] is None and not (exists or document["held"]["blocks"] or is_written):
+            document["why_not_kept"] = "nothing is known of it yet" if exists is None else "there is no such object"
+        return json_answer(document)
 
     async def _pending(self, key: ObjectKey) -> dict[str, Any] | None:
         """The first write of the key that the origin does not have yet; it is the first under its own prefix."""

@@ -44,6 +44,12 @@ def wrong_with(slot: Mapping[str, Any]) -> list[str]:
     return [text for name, text in told.items() if slot[name]]
 
 
+def waiting_text(slot: Mapping[str, Any]) -> str:
+    """`2 waiting for the bucket`: of a slot's figures, or of what `/api/v1/flush` says; empty where nothing does."""
+    waiting = slot["waiting_for_bucket"]
+    return f"{waiting:,} waiting for the bucket" if waiting else ""
+
+
 def open_uploads_text(slot: Mapping[str, Any]) -> str:
     """`2 open uploads, 1.0 GiB, one without a part for 0:12:05`: of a slot's figures."""
     text = f"{counted(slot['open_uploads'], 'open upload')}, {size_text(slot['open_upload_bytes'])}"

@@ -219,7 +219,7 @@ _JOB = {
         "bytes_found": {"type": "integer"},
         "found_all": {"type": "boolean", "description": "the listing is complete"},
         "objects_done": {"type": "integer"},
-        "bytes_done": {"type": "integer"},
+        "bytes_done": {"type": "integer", "description": "of an eviction: what it has dropped, of every version"},
         "bytes_fetched": {"type": "integer", "description": "of bytes_done, what came from the origin for this job"},
         "bytes_per_second": {
             "type": ["number", "null"],

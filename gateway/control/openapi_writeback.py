@@ -15,7 +15,8 @@ _SUMS = {
     "open_upload_bytes": {"type": "integer", "description": "what parts of open uploads take here"},
     "conflicts": {"type": "integer", "description": "others have changed the object at the origin"},
     "damaged": {"type": "integer"},
-    "failing": {"type": "integer", "description": "tried again and again"},
+    "failing": {"type": "integer", "description": "refused, and tried again and again"},
+    "waiting_for_bucket": {"type": "integer", "description": "tried in vain: the bucket does not answer, or is busy"},
 }
 _STAGED = {"type": "integer", "description": "what is taken of the buffer, by parts of open uploads too"}
 _LOCAL = {
@@ -70,7 +71,7 @@ OBJECT = {
         "sequence": {"type": "integer", "description": "never given twice"},
         "slot": {"type": "string"},
         "state": {
-            "enum": ["waiting", "sending", "local", "conflict", "damaged"],
+            "enum": ["waiting", "sending", "local", "waiting for the bucket", "failed", "conflict", "damaged"],
             "description": "local: kept here only, and not to be sent",
         },
         "bytes": {"type": "integer"},
@@ -81,7 +82,7 @@ OBJECT = {
         "parts_sent": {"type": "integer"},
         "bytes_sent": {"type": "integer", "description": "of the parts that the origin has"},
         "failures": {"type": "integer", "description": "in a row"},
-        "failing_since": _TIME,
+        "failing_since": {**_TIME, "description": "null while only the bucket keeps it waiting"},
         "waits_for": {"type": ["integer", "null"], "description": "the sequence of what must be there before"},
         "reason": {"type": ["string", "null"], "description": "of the last failure, or what is damaged"},
     },
@@ -136,7 +137,10 @@ _RESTORE = {
         },
     },
 }
-_CHECKPOINT_STATES = ["writing", "stalled", "acknowledged", "flushing", "durable", "local", "failed", "conflict"]
+_CHECKPOINT_STATES = [
+    *("writing", "stalled", "acknowledged", "flushing", "durable", "local", "waiting for the bucket", "failed"),
+    "conflict",
+]
 CHECKPOINT = {
     "type": "object",
     "properties": {

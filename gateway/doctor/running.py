@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway import __version__, metrics
 from gateway.admin_client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
 from gateway.config import Settings
-from gateway.control.formatting import age_text, bucket_text, counted, size_text, wrong_with
+from gateway.control.formatting import age_text, bucket_text, counted, size_text, waiting_text, wrong_with
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.errors import AdminPortError
 
@@ -107,9 +107,11 @@ def _pending(status: Status) -> Iterator[Finding]:
     if status.writeback is None:
         return
     for slot in status.writeback.slots:
-        wrong = wrong_with(slot.model_dump())
+        wrong, reason = wrong_with(slot.model_dump()), f" ({slot.reason})" if slot.reason else ""
+        if slot.waiting_for_bucket:
+            found = f"slot {slot.slot}: not at the origin: {waiting_text(slot.model_dump())}{'' if wrong else reason}"
+            yield note(AREA, found, "nothing about the writes: they go when it answers")
         if wrong:
-            reason = f" ({slot.reason})" if slot.reason else ""
             found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
             is_right = "AccessDenied" in (slot.reason or "")
             yield error(AREA, found, "forebay writeback list --problems" + (_WHICH_RIGHT if is_right else ""))

@@ -41,8 +41,9 @@ class Job:
 
     `objects_found` and `bytes_found` grow while the listing goes on, until `found_all` (a manifest tells no sizes);
     `objects_done` and `bytes_done` follow. `bytes_fetched` of them came from the origin, the others were there.
-    `full` says that the cache had no room for the rest. Times are seconds since 1970. `name` is that of the snapshot
-    that a job makes: its objects are done as they are found.
+    `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
+    for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
+    they are found.
     """
 
     id: str

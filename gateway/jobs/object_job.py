@@ -149,7 +149,8 @@ class ObjectJob:
     async def _do(self, entry: Entry) -> None:
         try:
             if self.job.kind is JobKind.EVICT:
-                await self._tools.blocks.invalidate(entry.key)
+                dropped_bytes = await self._tools.blocks.evict(entry.key)
+                self.job = replace(self.job, bytes_done=self.job.bytes_done + dropped_bytes)
             else:
                 await self._warm(entry)
         except (OriginError, SnapshotError) as error:
@@ -193,11 +194,16 @@ class ObjectJob:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
             return
+        arrived: list[int] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for piece in self._tools.blocks.pieces(version, slot.name):
                     await self._wait_for_turn()
-                    group.create_task(self._fetch_piece(version, slot, piece))
+                    group.create_task(self._fetch_piece(version, slot, piece, arrived))
+        except asyncio.CancelledError:
+            if sum(arrived) == version.size_bytes:
+                self.job = replace(self.job, objects_done=self.job.objects_done + 1)
+            raise
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -212,7 +218,7 @@ class ObjectJob:
             raise
         self._running += 1
 
-    async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange) -> None:
+    async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange, arrived: list[int]) -> None:
         come_bytes = 0
 
         def come(so_far_bytes: int) -> None:
@@ -225,6 +231,10 @@ class ObjectJob:
 
         try:
             fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
+        except asyncio.CancelledError:
+            if come_bytes == piece.length:  # all of it is here, and about to be published
+                self._count(piece, come_bytes, arrived)
+            raise
         finally:
             self._running -= 1
             self._pieces.release()
@@ -237,12 +247,16 @@ class ObjectJob:
         self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
         blocks = self._tools.blocks
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
-        full = self._held[slot.name] + piece.length > room_bytes
+        self._count(piece, fetched_bytes, arrived)
+        if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
+            self.job = replace(self.job, full=True)
+
+    def _count(self, piece: ByteRange, fetched_bytes: int, arrived: list[int]) -> None:
+        arrived.append(piece.length)
         self.job = replace(
             self.job,
             bytes_done=self.job.bytes_done + piece.length,
             bytes_fetched=self.job.bytes_fetched + fetched_bytes,
-            full=self.job.full or full,  # going on would evict what this job has brought
         )
 
 
@@ -259,7 +273,7 @@ def _as_recovered(job: Job, found: Recovered) -> Job:
         bytes_found=found.size_bytes,
         found_all=job.found_all and found.objects >= job.objects_found,
         objects_done=max(0, found.objects_before - job.objects_failed),
-        bytes_done=found.bytes_before,
+        bytes_done=job.bytes_done if job.kind is JobKind.EVICT else found.bytes_before,
     )
 
 

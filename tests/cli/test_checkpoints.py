@@ -123,7 +123,7 @@ def test_checkpoints_are_shown_page_by_page() -> None:
         ]
         assert lines[3:] == [
             "s3://b/run/step-200/",
-            f"  {'stalled':12} {100000:>6} {'0 B':>10} {'-':>5} {'-':>8} {'0%':>7} {'-':>8} {'-':>8}",
+            f"  {'stalled':22} {100000:>6} {'0 B':>10} {'-':>5} {'-':>7} {'0%':>7} {'-':>7} {'-':>7}",
             "  missing: ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more; .metadata; 1 open upload",
             "  403\\u000a",
         ]

@@ -26,7 +26,7 @@ def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:
     """An answer: so much is pending."""
     document = {"prefix": "s3://b/", "through": 7, "objects": objects, "bytes": objects * 2**20, "bytes_sent": 0}
     document |= {"local_objects": 0}
-    document |= dict.fromkeys(("conflicts", "damaged", "failing", "stuck", "held_up"), 0)
+    document |= dict.fromkeys(("conflicts", "damaged", "failing", "waiting_for_bucket", "stuck", "held_up"), 0)
     document |= {"open_uploads": 0, "open_upload_bytes": 0, "longest_attempt_seconds": None, "origin_away": False}
     document |= {"journal_problem": None, "is_name": False, "awaiting_files": 0, "files_missing": 0}
     return 200, document | {"problems": []} | more
@@ -41,7 +41,7 @@ PROBLEM = {
     "failing_since": None,
     "acknowledged_at": None,
 }
-FAILING = PROBLEM | {"key": "f", "state": "waiting", "failures": 3, "reason": "AccessDenied", "failing_since": 1.0}
+FAILING = PROBLEM | {"key": "f", "state": "failed", "failures": 3, "reason": "AccessDenied", "failing_since": 1.0}
 REFUSED = {"failing": 1, "held_up": 1, "problems": [FAILING]}
 
 
@@ -59,7 +59,7 @@ def test_without_waiting_it_is_asked_for_and_told() -> None:
         assert (result.exit_code, result.stdout) == (0, "3 objects, 3.0 MiB, are on the way to the origin\n")
         head, row, more = result.stderr.splitlines()
         assert head.split() == ["state", "failures", "since", "object", "reason"]
-        assert [row.split()[n] for n in (0, 1, -2, -1)] == ["failing", "3", "s3://b/f", "AccessDenied"]
+        assert [row.split()[n] for n in (0, 1, -2, -1)] == ["failed", "3", "s3://b/f", "AccessDenied"]
         assert more == "forebay writeback list --problems s3://b/"
         assert port.asked == [("POST", "/api/v1/flush", {"prefix": "s3://b/"})]
 
@@ -117,7 +117,7 @@ def test_a_background_process_that_is_started_again_is_waited_for() -> None:
         assert run(port, "--wait").exit_code == 0
     with admin_double(left(1), (401, {"error": "no"})) as port:
         result = run(port, "--wait")
-        assert (result.exit_code, "answered 401: no" in result.stderr) == (1, True)
+        assert (result.exit_code, "forebay: no; give it as" in result.stderr) == (1, True)
 
 
 def test_a_background_process_that_is_just_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +245,16 @@ def test_a_table_says_how_many_it_leaves_out() -> None:
     """An answer names the first of them."""
     with admin_double(left(900, failing=800, conflicts=100, problems=[PROBLEM, FAILING])) as port:
         assert run(port).stderr.endswith("and 898 more: forebay writeback list --problems s3://b/\n")
+
+
+def test_what_waits_for_the_bucket_is_no_problem_of_a_person() -> None:
+    """It is told as what it is, with a list in which nothing is to be decided."""
+    waiting = FAILING | {"state": "waiting for the bucket", "failing_since": None, "reason": "no answer"}
+    with admin_double(left(2, waiting_for_bucket=2, held_up=2, problems=[waiting])) as port:
+        result = run(port)
+        assert (result.exit_code, result.stdout) == (0, "2 objects, 2.0 MiB, are on the way to the origin\n")
+        assert "waiting for the bucket " in result.stderr.splitlines()[1]
+        assert result.stderr.endswith("and 1 more: forebay writeback list s3://b/\n")
 
 
 def test_a_gateway_that_is_gone_is_waited_for_no_longer_than_said() -> None:

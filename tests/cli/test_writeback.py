@@ -196,7 +196,7 @@ def test_what_is_not_pending_is_not_asked_about() -> None:
     with admin_double((404, {"error": "nothing is pending under s3://b/k\x1b[2J"})) as port:
         result = run(port, "resolve", "s3://b/k\x1b[2J", "keep-theirs", "--yes")
         assert result.exit_code == 1
-        assert "answered 404: nothing is pending under s3://b/k\\u001b[2J" in result.stderr
+        assert "forebay: nothing is pending under s3://b/k\\u001b[2J" in result.stderr
 
 
 @pytest.mark.parametrize("decision", ["keep-ours", "discard"])

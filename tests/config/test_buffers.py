@@ -97,7 +97,8 @@ def test_what_no_disk_of_this_size_could_hold_is_refused(tmp_path: Path) -> None
     """Buffers and cache.capacity together are more than the whole file system."""
     total = shutil.disk_usage(tmp_path).total
     found = problems(tmp_path, cache(tmp_path) + back("a", f"buffer = {total}\n"))
-    assert "together with cache.capacity" in found["slots[].buffer"]
+    assert "of slot a: together with cache.capacity" in found["slots[0].buffer"]
+    assert f"slots[0].buffer = {total}: " in found["slots[0].buffer"]
 
 
 def test_a_disk_that_others_have_filled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

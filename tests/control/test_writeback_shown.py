@@ -65,6 +65,7 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
             {"conflicts": 1, "failing": 2, "reason": "AccessDenied"},
             "checkpoints: 1 conflict, 2 failing (AccessDenied): forebay writeback list --problems\n",
         ),
+        ({"waiting_for_bucket": 2, "reason": "no answer"}, "3.0 GiB; 2 waiting for the bucket (no answer)\n"),
         ({"damaged": 3}, "checkpoints: 3 damaged: forebay writeback list --problems\n"),
     ],
 )

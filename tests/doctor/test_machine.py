@@ -182,6 +182,22 @@ def doctor(file: Path, *arguments: str, **variables: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+def test_the_origin_can_be_given_as_to_serve(tmp_path: Path) -> None:
+    """It wins over the file; a mistake in it is told with the option's name."""
+    with StrictOrigin() as home:
+        file = tmp_path / "forebay.toml"
+        file.write_text('[origin]\nendpoint_url = "http://127.0.0.1:1"\n', encoding="utf-8")
+        keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
+        at = ("--admin-url", "http://127.0.0.1:1", "--json")
+        findings = orjson.loads(doctor(file, "--origin", home.endpoint_url, *at, **keys)[1])["findings"]
+        of_origin = [one for one in findings if one["area"] == "origin"]
+        assert of_origin
+        assert not any(one["level"] == "error" for one in of_origin), of_origin
+        refused = doctor(file, "--origin", "minio:9000", *at)[1]
+        assert "origin.endpoint_url = 'minio:9000' (from --origin): " in refused
+
+
+@pytest.mark.slow
 def test_the_command_needs_no_gateway_and_says_more_with_one(tmp_path: Path) -> None:
     """As text and as JSON; exit code 1 for errors; no secret in either."""
     with StrictOrigin() as home:

@@ -16,6 +16,7 @@ from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.errors import OriginUnreachable
 from gateway.jobs.job import JobKind, JobState
+from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest, Worklist
@@ -301,6 +302,87 @@ def test_a_cancelled_job_ends_and_stays_ended(tmp_path: Path) -> None:
         async with job_bench(tmp_path, origin) as bench:
             assert [one.state for one in bench.jobs.all()] == [JobState.CANCELLED]
             assert await bench.jobs.cancel("unheard of") is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK, 200_000], ids=["blocks", "small blocks"])
+def test_a_cancelled_job_fetches_no_further(tmp_path: Path, size_bytes: int) -> None:
+    """What is on its way ends there, and gives its room back; a job of before goes on where a reader waits."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 12, size_bytes)
+        paced = PacedOrigin(origin, pause_after=100_000)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            await until(lambda: gets(origin) >= 12)
+            reading = asyncio.create_task(read(bench.cache, versions[3]))
+            await until(lambda: any(fetch.is_awaited for fetch in bench.cache._tools.fetches._fetches.values()))
+            cancelled = await bench.jobs.cancel(job.id)
+            assert cancelled is not None
+            assert (cancelled.state, cancelled.objects_done, cancelled.bytes_done) == (JobState.CANCELLED, 0, 0)
+            paced.go.set()
+            assert await reading == content_of(origin, versions[3])
+            await bench.cache.settle()
+            assert (bench.cache.usage().blocks, bench.cache.usage().reserved_bytes) == (1, 0)
+            again = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (again.state, again.objects_done) == (JobState.DONE, 12)
+            assert again.bytes_fetched == 11 * size_bytes
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_job_counts_what_has_arrived(tmp_path: Path) -> None:
+    """Also what the disk has not taken yet; of objects of which some parts lack, the parts that are here."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        for number in range(6):
+            stored(origin, f"data/{number}", 1000 if number % 2 else BLOCK + 1000)
+        paced = PacedOrigin(origin, pause_after=2000)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            work = bench.jobs._runs[job.id].work
+            assert isinstance(work, ObjectJob)
+            await until(lambda: work.job.bytes_done + work.coming_bytes == 6000)
+            cancelled = await bench.jobs.cancel(job.id)
+            assert cancelled is not None
+            assert (cancelled.objects_done, cancelled.bytes_done, cancelled.bytes_fetched) == (3, 6000, 6000)
+            paced.go.set()
+            await bench.cache.settle()
+            assert bench.cache.usage().blocks == 6
+
+    asyncio.run(scenario())
+
+
+def test_an_eviction_counts_what_it_drops(tmp_path: Path) -> None:
+    """All that was here, part of it, or nothing; of a prefix and of a manifest."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 6)
+        total = sum(version.size_bytes for version in versions)
+        async with job_bench(tmp_path, origin) as bench:
+
+            async def evicted() -> tuple[int, int, int]:
+                job = await bench.ended(await bench.jobs.start(JobKind.EVICT, PREFIX))
+                assert job.state is JobState.DONE
+                return job.objects_done, job.bytes_done, job.bytes_found
+
+            await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert await evicted() == (6, total, total)
+            assert bench.cache.usage().blocks == 0
+            assert await evicted() == (6, 0, total)
+            for version in versions[:2]:
+                await read(bench.cache, version)
+            await bench.cache.settle()
+            assert await evicted() == (6, 2 * versions[0].size_bytes, total)
+            await read(bench.cache, versions[1])
+            await bench.cache.settle()
+            manifest = lines(f"s3://{BUCKET}/data/0001\ns3://{BUCKET}/data/0002\n")
+            job = await bench.ended(await bench.jobs.start_listed(JobKind.EVICT, manifest))
+            assert (job.objects_done, job.bytes_done) == (2, versions[1].size_bytes)
 
     asyncio.run(scenario())
 

@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.clock import SystemClock
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.queries import PendingQueries
-from tests.support.memory_origin.faults import Answer, on
+from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.write_back_gateway import Client, eventually, with_client
 
 STEP = "back/run/step-1"
@@ -101,6 +103,29 @@ def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path) -> N
         assert (durable["state"], durable["bytes_flushed"]) == ("durable", durable["bytes"])
         stored = client.origin.buckets["bucket"].objects
         assert all(f"{STEP}/{name}" in stored for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"))
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [Unreachable(), Answer(503, "SlowDown"), Answer(500, "InternalError")], ids=str)
+def test_11_2_an_outage_needs_nobody(tmp_path: Path, effect: Answer | Unreachable) -> None:
+    """11.2 It says so while it lasts; what the bucket refuses afterwards is `failed`, as before."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        shard = f"{STEP}/__0_0.distcp"
+        fault = client.origin.inject(on(Operation.PUT_OBJECT, key=shard), effect, times=None)
+        await client.ask("PUT", shard, b"shard")
+        assert (await shown(client))[f"{STEP}/"]["state"] == "writing"
+        await client.ask("PUT", f"{STEP}/.metadata", b"manifest")
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=shard) >= 2)
+            waiting = (await shown(client))[f"{STEP}/"]
+            assert waiting["state"] == "waiting for the bucket"
+            assert waiting["reason"]
+            client.origin.faults.remove(fault)
+            await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
+        assert (await shown(client))[f"{STEP}/"]["state"] == "durable"
 
     with_client(tmp_path, scenario)
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.control.formatting import size_text
 from gateway.control.openapi import describe
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -91,10 +92,19 @@ def test_what_is_here_and_what_is_missing(gateway: GatewayProcess) -> None:
     assert "6 of 6 blocks here" in text(gateway, "data/k")
 
 
+def test_what_nobody_has_is_not_kept(gateway: GatewayProcess) -> None:
+    """Whether nobody has asked for it yet, or the origin has said so."""
+    assert "kept     no: nothing is known of it yet" in text(gateway, "data/none")
+    assert explained(gateway, "data/none")["why_not_kept"] == "nothing is known of it yet"
+    assert "kept     no: nothing is known of it yet" in text(gateway, "back/none")
+
+
 def test_what_was_dropped_by_command_is_not_here(gateway: GatewayProcess) -> None:
     read(gateway, "data/k")
+    eventually(lambda: explained(gateway, "data/k")["blocks"]["here"] == 6)
     evicting = CliRunner().invoke(app, ["evict", "s3://bucket/data/k", "--wait", "--admin-url", gateway.admin_url])
     assert evicting.exit_code == 0, evicting.output
+    assert f"1 of 1  {size_text(SIZE_BYTES)} " in evicting.stdout
     document = explained(gateway, "data/k")
     assert document["held"] == {"blocks": 0, "bytes": 0}
     assert document["blocks"]["missing"] == [[0, SIZE_BYTES - 1]]

@@ -117,7 +117,9 @@ def test_the_command_does_what_it_says(tmp_path: Path, origin: StrictOrigin) -> 
         assert orjson.loads(lines[0])["key"] == "data/new"
         file = tmp_path / "v1.jsonl"
         snapshot(gateway, "export", "v1", str(file))
-        assert snapshot(gateway, "export", "v1").stdout.encode() == file.read_bytes()
+        for more in ((), ("-",)):
+            assert snapshot(gateway, "export", "v1", *more).stdout.encode() == file.read_bytes()
+        assert not Path("-").exists()
         snapshot(gateway, "export", "nothing", str(tmp_path / "nothing"), code=1)
         assert [path.name for path in tmp_path.glob("*.*")] == ["v1.jsonl"]
         assert "imported" in snapshot(gateway, "import", "v3", str(file)).stdout

@@ -101,12 +101,13 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
         assert one.listed("s3://bucket/back/b")[0]["key"] == "back/b"
         late = one.run("flush", "s3://bucket/back/", "--wait", "--timeout", "1s", "--json")
         assert (late.exit_code, orjson.loads(late.stdout)["objects"]) == (1, 2)
-        eventually(lambda: len(one.listed("--problems")) == 2)
+        eventually(lambda: {item["state"] for item in one.listed()} == {"waiting for the bucket"})
+        assert one.listed("--problems") == []
         begun = one.run("flush", "s3://bucket/back/")
         assert (begun.exit_code, begun.stdout) == (0, "2 objects, 2.9 KiB, are on the way to the origin\n")
-        assert begun.stderr.splitlines()[1].startswith("failing ")
+        assert begun.stderr.splitlines()[1].startswith("waiting for the bucket ")
         assert "s3://bucket/back/a  " in begun.stderr
-        [problem, _] = one.listed("--problems")
+        [problem, _] = one.listed()
         assert problem["failures"] > 0
         assert problem["reason"]
         with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
@@ -115,8 +116,12 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
             assert client.get(f"{one.gateway.admin_url}/readyz").status_code == 200
         assert (status["writeback"]["objects"], status["writeback"]["bytes"]) == (2, 3000)
         shown = overview["status"]["writeback"]["slots"]
-        assert {slot["slot"]: slot["failing"] for slot in shown} == {"back": 2}
-        assert "back: 2 failing" in one.run("status").output
+        counts = {slot["slot"]: (slot["failing"], slot["waiting_for_bucket"]) for slot in shown}
+        assert (counts, overview["problems"]) == ({"back": (0, 2)}, [])
+        told = one.run("status").output
+        assert "; 2 waiting for the bucket (" in told
+        assert "failing" not in told
+        assert "--problems" not in told
         origin.start()
         assert one.run("flush", "s3://bucket/back/", "--wait").exit_code == 0
         assert (at_origin(origin, "a"), at_origin(origin, "b")) == (b"1" * 1000, b"2" * 2000)
@@ -147,7 +152,7 @@ def test_a_bucket_that_refuses_ends_a_flush(
         head, row, *_, uploads = result.stderr.splitlines()
         assert head.split() == ["state", "failures", "since", "object", "reason"]
         state, failures, _, *rest = row.split()
-        assert (state, int(failures) > 1, rest) == ("failing", True, ["s3://bucket/back/refused", "AccessDenied"])
+        assert (state, int(failures) > 1, rest) == ("failed", True, ["s3://bucket/back/refused", "AccessDenied"])
         assert uploads == "1 open upload with 0 B is no object yet: forebay writeback list --uploads"
         assert at_origin(origin, "taken") == b"t"
 

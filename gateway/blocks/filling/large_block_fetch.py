@@ -147,7 +147,7 @@ class LargeBlockFetcher:
         try:
             await self._receive_all(fetch, writer)
         except BaseException as error:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) or fetch.is_abandoned:
                 await self._abandon(filled)
             filled.file.close()
             raise

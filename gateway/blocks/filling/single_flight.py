@@ -129,7 +129,9 @@ class InflightFetch:
     @property
     def is_abandoned(self) -> bool:
         """Nobody waits for it, and nobody is expected."""
-        return self._users == 0 and self.purpose is Purpose.LIVE
+        if self._users or self.purpose is Purpose.READAHEAD:
+            return False
+        return self.purpose is Purpose.LIVE or not (self.all_arrived or self.is_awaited)
 
     @property
     def is_awaited(self) -> bool:
@@ -389,7 +391,8 @@ class SingleFlight:
 
     async def _run(self, fetch: InflightFetch) -> None:
         failure: BaseException | None = StoreUnavailable("the block cache is closing")
-        cancellation.register_shared(lambda: fetch.is_abandoned, lambda: self._forget(fetch))
+        is_warming = fetch.purpose is Purpose.WARM  # cancelled by a person: it stops now, and not behind the block
+        cancellation.register_shared(lambda: fetch.is_abandoned, lambda: self._forget(fetch), anywhere=is_warming)
         IS_AWAITED.set(lambda: fetch.is_awaited)  # this task's own
         try:
             await self._take_turn(fetch)

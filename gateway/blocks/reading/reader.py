@@ -415,7 +415,7 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count:
+        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes are given to nobody
             observer = self._tools.observer
             (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
         await source.close()

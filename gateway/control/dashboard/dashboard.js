@@ -313,12 +313,12 @@ function drawUnflushed(overview, now) {
     return h("div", { class: "missing waiting" }, h("b", {}, one.slot),
       h("div", {}, one.buffer_bytes ? bar([[one.staged_bytes / one.buffer_bytes, ""]], [], `${bytes(one.staged_bytes)} of a buffer of ${bytes(one.buffer_bytes)}`) : null,
         h("span", { class: "note" }, [`${bytes(one.staged_bytes)}${one.buffer_bytes ? ` of ${bytes(one.buffer_bytes)}` : ""} in the buffer`, counted(one.objects, "object") + ` (${bytes(one.bytes)})`, one.oldest_acknowledged_at ? `the oldest for ${ago(one.oldest_acknowledged_at, now)}` : null, one.open_uploads ? counted(one.open_uploads, "open upload") : null, one.local_objects ? `${counted(one.local_objects, "object")} kept here only` : null, one.reason].filter(Boolean).join(", ")),
-        wrong.length ? h("div", { class: "tags" }, wrong.map((text) => tag(text, "bad"))) : null),
+        wrong.length || one.waiting_for_bucket ? h("div", { class: "tags" }, wrong.map((text) => tag(text, "bad")), one.waiting_for_bucket ? tag(`${one.waiting_for_bucket} waiting for the bucket`, "warn") : null) : null),
       button("Flush…", `flush ${one.slot}`, () => prefixAction("flush", overview.slots.find((slot) => slot.name === one.slot)?.prefix ?? "s3://")));
   });
   const problems = overview.problems.map((one) => {
     const name = `s3://${one.bucket}/${one.key}`;
-    return [h("span", {}, name, h("span", { class: "note" }, `${bytes(one.bytes)}, for ${ago(one.acknowledged_at, now)}${one.reason ? `: ${one.reason}` : ""}`)), tag(one.failures && one.state === "waiting" ? "failing" : one.state, "bad"), button("Resolve…", `resolve ${one.sequence}`, () => resolveAction(one, name))];
+    return [h("span", {}, name, h("span", { class: "note" }, `${bytes(one.bytes)}, for ${ago(one.acknowledged_at, now)}${one.reason ? `: ${one.reason}` : ""}`)), tag(one.state, "bad"), button("Resolve…", `resolve ${one.sequence}`, () => resolveAction(one, name))];
   });
   const uploads = overview.uploads.map((one) => [h("span", {}, `s3://${one.bucket}/${one.key}`, h("span", { class: "note" }, `${counted(one.parts, "part")}, ${bytes(one.bytes)}, the last ${ago(one.touched_at, now)} ago`)), button("Abort…", `abort ${one.upload_id}`, () => abortAction(one))]);
   return show("unflushed", pending.journal_problem ? h("p", {}, tag(`the journal takes no writes: ${pending.journal_problem}`, "bad")) : null,
@@ -349,7 +349,7 @@ function drawJobs(jobs, now) {
   })) : empty("No job yet. Actions… starts one."));
 }
 
-const CHECKPOINT = { writing: "", acknowledged: "", flushing: "", durable: "good", local: "", stalled: "warn", failed: "bad", conflict: "bad" };
+const CHECKPOINT = { writing: "", acknowledged: "", flushing: "", durable: "good", local: "", "waiting for the bucket": "warn", stalled: "warn", failed: "bad", conflict: "bad" };
 function drawCheckpoints(checkpoints, now) {
   if (!checkpoints.length) return show("checkpoints", empty("No checkpoint has been saved in a slot that writes back."));
   const first = Math.min(...checkpoints.map((one) => one.began_at ?? now)), length = Math.max(60, now - first);

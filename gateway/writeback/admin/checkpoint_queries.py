@@ -256,7 +256,7 @@ def _objects(rows: sqlite3.Connection, checkpoint_id: int) -> list[ObjectFacts]:
     sent = "SELECT coalesce(sum(parts.size_bytes), 0) FROM parts WHERE write_id = writes.id AND sent = 1"
     found = rows.execute(
         "SELECT o.key, o.size_bytes, o.began_at, o.acknowledged_at, o.rank, o.durable_at, writes.state, "
-        f"writes.attempts, writes.damaged, writes.last_error, ({sent}) "
+        f"writes.attempts, writes.failing_since, writes.damaged, writes.last_error, ({sent}) "
         "FROM checkpoint_objects o LEFT JOIN writes ON writes.id = o.write_id AND pending = 1 AND durable_at IS NULL "
         "WHERE checkpoint_id = ? AND (durable_at IS NOT NULL OR writes.id IS NOT NULL)",
         (checkpoint_id,),
@@ -273,6 +273,7 @@ def _object(
     durable_at: float | None,
     state: int | None,
     attempts: int | None,
+    failing_since: float | None,
     damaged: int | None,
     last_error: str | None,
     sent_bytes: int,
@@ -286,7 +287,8 @@ def _object(
         durable_at is not None,
         state == State.LOCAL,
         state == State.CONFLICT,
-        bool(attempts or damaged),
+        failing_since is not None or bool(damaged),
+        bool(attempts) and failing_since is None,
         state == State.PUBLISHING,
         sent_bytes,
         last_error,

@@ -12,6 +12,7 @@ import orjson
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
+from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.journal.records import BucketCapabilities, State
 
@@ -40,13 +41,15 @@ def object_document(row: PendingRow) -> dict[str, Any]:
 
 
 def _state_of(row: PendingRow) -> str:
-    """waiting, sending, local, conflict or damaged."""
+    """waiting, sending, local, waiting for the bucket, failed, conflict or damaged."""
     if row.state is State.LOCAL:
         return "local"
     if row.is_damaged:
         return "damaged"
     if row.is_conflict:
         return "conflict"
+    if row.turn.attempts:
+        return CheckpointState.WAITING if row.turn.failing_since is None else CheckpointState.FAILED
     return "sending" if row.sent_parts or row.state is State.PUBLISHING else "waiting"
 
 
@@ -78,6 +81,7 @@ _SUMS = (
     "conflicts",
     "damaged",
     "failing",
+    "waiting_for_bucket",
 )
 
 
@@ -166,6 +170,7 @@ def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, An
         "conflicts": pending.conflicts,
         "damaged": pending.damaged,
         "failing": pending.failing,
+        "waiting_for_bucket": pending.waiting,
         "open_uploads": uploads.uploads,
         "open_upload_bytes": uploads.size_bytes,
     }

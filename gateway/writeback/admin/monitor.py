@@ -10,10 +10,11 @@ from typing import Protocol
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
 from gateway.writeback.admin.queries import PendingQueries, UploadStats
+from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
 
-STATES = ("conflict", "damaged", "failing")
+STATES = ("conflict", "damaged", "failing", CheckpointState.WAITING.value)
 
 _SHARE = 50.0
 """A look may take this part of the time: it reads a row of each open upload, and of each of its parts."""
@@ -62,7 +63,7 @@ class PendingMonitor:
         now = Moment.of(self._clock)
         self._told |= {*self._slots, *problems, *uploads}
         for slot in self._told:
-            for state, objects in zip(STATES, problems.get(slot, (0, 0, 0)), strict=True):
+            for state, objects in zip(STATES, problems.get(slot, (0, 0, 0, 0)), strict=True):
                 self._observer.not_flushed(slot, state, objects)
             self._observer.oldest_conflict(slot, _since(conflicts.get(slot), now))
             stats = uploads.get(slot, UploadStats())

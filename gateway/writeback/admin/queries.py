@@ -39,11 +39,15 @@ _PENDING = f"{_HERE} AND state >= 0"
 _CONFLICTS = "SELECT id FROM writes WHERE state = 3"
 _FAILED = "SELECT id FROM writes WHERE (attempts > 0 OR damaged = 1)"
 _STUCK = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND damaged = 1)"
-_PROBLEM = f"id IN ({_CONFLICTS} UNION ALL {_FAILED})"
+_HELD_UP = f"id IN ({_CONFLICTS} UNION ALL {_FAILED})"
+_PROBLEM = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND (failing_since IS NOT NULL OR damaged = 1))"
+"""What a person is to look at; of what is held up, the rest waits for the bucket."""
+
+_FAILING = "attempts > 0 AND state <> 3 AND damaged = 0 AND failing_since IS"
 
 _STATS = (
     "count(*), coalesce(sum(size_bytes), 0), coalesce(sum(state = 3), 0), coalesce(sum(damaged), 0), "
-    "coalesce(sum(attempts > 0 AND state <> 3 AND damaged = 0), 0), min(sequence)"
+    f"coalesce(sum({_FAILING} NOT NULL), 0), coalesce(sum({_FAILING} NULL), 0), min(sequence)"
 )
 
 
@@ -90,6 +94,8 @@ class PendingStats:
     conflicts: int = 0
     damaged: int = 0
     failing: int = 0
+    waiting: int = 0
+    """Of these, what waits for the bucket: tried in vain, and nothing that a person is to look at."""
     oldest_at: float | None = None
 
 
@@ -170,14 +176,14 @@ class PendingQueries:
         """Of every slot that ever had something here."""
         return await self.look(_slots)
 
-    async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int]]:
-        """How many conflicts there are, how much is damaged, and how much fails, where there is any."""
+    async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int, int]]:
+        """How many conflicts there are, how much is damaged, fails, and waits for the bucket, where there is any."""
         counted = (
-            "SELECT slot, sum(state = 3), sum(damaged), sum(state <> 3 AND damaged = 0) FROM writes "
-            f"WHERE {_PENDING} AND {_PROBLEM} GROUP BY slot"
+            f"SELECT slot, sum(state = 3), sum(damaged), sum({_FAILING} NOT NULL), sum({_FAILING} NULL) FROM writes "
+            f"WHERE {_PENDING} AND {_HELD_UP} GROUP BY slot"
         )
         found = await self.look(lambda rows: rows.execute(counted).fetchall())
-        return {slot: (conflicts, damaged, failing) for slot, conflicts, damaged, failing in found}
+        return {slot: (conflicts, damaged, failing, waiting) for slot, conflicts, damaged, failing, waiting in found}
 
     async def oldest_conflicts_by_slot(self) -> Mapping[str, Moment]:
         """When the first of the writes was acknowledged that are in conflict; of the slots that have any."""
@@ -209,14 +215,14 @@ class PendingQueries:
         return await self._rows(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
 
     async def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
-        """What under a prefix does not get to the origin, behind a sequence."""
+        """What under a prefix does not get to the origin without a person, behind a sequence."""
         condition = f"{_PENDING} AND {_PROBLEM} AND sequence > ? ORDER BY sequence"
         return await self._rows(_where(prefix), condition, count, after)
 
     async def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[PendingRow]:
-        """The same up to a sequence, conflicts first, then what is damaged, then what fails."""
-        order = "ORDER BY state = 3 DESC, damaged DESC, sequence"
-        condition = f"{_PENDING} AND {_PROBLEM} AND sequence <= ? {order}"
+        """What is held up, up to a sequence: conflicts first, then what is damaged, what fails, and what waits."""
+        order = "ORDER BY state = 3 DESC, damaged DESC, failing_since IS NULL, sequence"
+        condition = f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}"
         return await self._rows(_where(prefix), condition, count, through)
 
     async def first_of(self, key: ObjectKey) -> PendingRow | None:
@@ -300,7 +306,7 @@ def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
         _stats(rows, rows.execute(f"SELECT {_STATS} FROM writes WHERE {these}", values).fetchone()),
         _one(rows, f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent_parts} WHERE sent = 1 AND {these}", values),
         _one(rows, behind.format(roots=_STUCK), values),
-        _one(rows, behind.format(roots=_PROBLEM), values),
+        _one(rows, behind.format(roots=_HELD_UP), values),
         UploadStats(*rows.execute(uploads, tuple(where.values)).fetchone()),
         _one(
             rows,
@@ -313,7 +319,8 @@ def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
 def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
     found = rows.execute(f"SELECT slot, {_STATS} FROM writes WHERE {_PENDING} GROUP BY slot").fetchall()
     pending = {slot: _stats(rows, stats) for slot, *stats in found}
-    last = f"SELECT slot, last_error, max(due_at) FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
+    last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # of what fails, before what waits for the bucket
+    last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
     uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
     return {
@@ -355,13 +362,13 @@ def _oldest_conflicts(rows: sqlite3.Connection) -> dict[str, Moment]:
 
 
 def _stats(rows: sqlite3.Connection, stats: Sequence[int]) -> PendingStats:
-    objects, size_bytes, conflicts, damaged, failing, first = stats
+    objects, size_bytes, conflicts, damaged, failing, waiting, first = stats
     oldest_at = None
     if first is not None:
         row = rows.execute("SELECT id, record FROM writes WHERE sequence = ?", (first,)).fetchone()
         with suppress(BufferDamaged):  # it is shown among what is damaged
             oldest_at = codec.unpack_write(*row).acknowledged_at
-    return PendingStats(objects, size_bytes, conflicts, damaged, failing, oldest_at)
+    return PendingStats(objects, size_bytes, conflicts, damaged, failing, waiting, oldest_at)
 
 
 def _row(rows: sqlite3.Connection, columns: Sequence[Any]) -> PendingRow:

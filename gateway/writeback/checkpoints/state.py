@@ -6,7 +6,8 @@
     flushing       the origin has some of it
     durable        the origin has all of it
     local          it is whole here, and something of it is not to be sent: it is not durable
-    failed         something of it does not get to the origin by itself: it is tried again, or damaged
+    waiting for the bucket   the origin does not answer, or is too busy: it is tried again
+    failed         something of it does not get to the origin without a person: refused, or damaged
     conflict       others have changed something of it at the origin: a person decides
 
 A save is over when nothing is missing that its names speak of, no upload is open, and its `.metadata` came last, or
@@ -45,6 +46,7 @@ class CheckpointState(StrEnum):
     FLUSHING = "flushing"
     DURABLE = "durable"
     LOCAL = "local"
+    WAITING = "waiting for the bucket"
     FAILED = "failed"
     CONFLICT = "conflict"
 
@@ -63,6 +65,8 @@ class ObjectFacts:
     """Only this node has it, and it is not to be sent."""
     is_conflict: bool = False
     is_failing: bool = False
+    is_waiting: bool = False
+    """Only the bucket keeps it here."""
     is_sending: bool = False
     sent_bytes: int = 0
     reason: str | None = None
@@ -164,6 +168,8 @@ def _state(
         return CheckpointState.STALLED
     if missing or not (ends_with_manifest or quiet_seconds >= QUIET_SECONDS):
         return CheckpointState.WRITING
+    if any(one.is_waiting for one in objects):
+        return CheckpointState.WAITING
     if any(one.is_local for one in objects):
         return CheckpointState.LOCAL
     if all(one.is_durable for one in objects):

@@ -13,6 +13,7 @@ _OF_CODES: dict[str, FailureKind] = {
     "ServiceUnavailable": "slow-down",
     "PreconditionFailed": "changed",
     "ConditionalRequestConflict": "changed",
+    "OperationAborted": "changed",
     "InternalError": "origin-error",
     "RequestTimeout": "origin-error",
 }

@@ -743,7 +743,7 @@ class _Run:
         doublings = 0 if self.is_awaited else min(failures, 10)
         longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**doublings)
         pause_seconds, now = longest * self._dice.uniform(0.5, 1.0), self._clock.now()
-        since = self._turn.failing_since if self._turn.failing_since is not None else now
+        since = None if wait.waits_for_bucket else self._turn.failing_since or now
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
         await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))

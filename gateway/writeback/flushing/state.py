@@ -314,6 +314,11 @@ class Wait:
     is_away: bool
     kind: FailureKind = field(default="other", compare=False)
 
+    @property
+    def waits_for_bucket(self) -> bool:
+        """Whether it ends when the bucket answers again, or is less busy: no person has to do anything."""
+        return self.kind in _PASSING or (self.is_away and self.kind in ("origin-error", "other"))
+
 
 @dataclass(frozen=True, slots=True)
 class AwaitFiles:
@@ -343,6 +348,8 @@ class _Step(Enum):
     ABORT = auto()
     END = auto()
 
+
+_PASSING = frozenset[FailureKind]({"unreachable", "slow-down", "changed"})
 
 _OF_THE_GATEWAY: Mapping[FailureKind, str] = {
     "credentials": "the origin refuses the gateway's own key",

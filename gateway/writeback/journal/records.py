@@ -257,7 +257,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """When a write is looked at, and how it has fared: the columns of schema.py."""
+    """When a write is looked at, and how it has fared: the columns of schema.py.
+
+    `failing_since` is None while only the bucket keeps it waiting, which ends without a person.
+    """
 
     due_at: float | None
     attempts: int = 0

@@ -15,8 +15,9 @@ Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged,
 `sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
 has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
 that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
-since `failing_since`, of which `last_error` is the last. `priority` is records.Priority. `damaged` is 1 for what turned
-out not to be what was written. `behind` is set of markers: the prefix of what they wait for.
+in which a person may have to help, since `failing_since` (NULL: only the bucket is away), of which `last_error` is the
+last. `priority` is records.Priority. `damaged` is 1 for what turned out not to be what was written. `behind` is set of
+markers: the prefix of what they wait for.
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's hash slot
 (pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the

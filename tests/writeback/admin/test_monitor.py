@@ -96,6 +96,8 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             failed = Turn(0.0, 2, 50.0, "why", Priority.RETRY)
             for write in stored[:4]:
                 await journal.change(lambda tx, write=write: tx.keep(write.id, OTHERS))  # type: ignore[misc]
+            waits = Turn(0.0, 2, None, "no answer", Priority.RETRY)
+            await journal.change(lambda tx: tx.wait(stored[6].id, tx.turn(stored[6].id), waits))  # type: ignore[arg-type]
             for write in stored[4:6]:
                 await journal.change(lambda tx, write=write: tx.wait(write.id, tx.turn(write.id), failed))  # type: ignore[misc]
             await journal.change(lambda tx: tx.quarantine(stored[3].id, "how"))
@@ -111,7 +113,8 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             await one.looked()
             assert one.conflict_ages["slot"] == 0.0
             assert one.problems == {("slot", state): 0 for state in STATES}
-            assert before == {("slot", "conflict"): 4, ("slot", "damaged"): 1, ("slot", "failing"): 2}
+            assert before == {("slot", state): count for state, count in zip(STATES, (4, 1, 2, 1), strict=True)}
+            assert STATES == ("conflict", "damaged", "failing", "waiting for the bucket")
         finally:
             await one.close()
 

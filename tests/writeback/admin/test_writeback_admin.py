@@ -182,16 +182,20 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         await harness.buffer.at_once(
             lambda: all(turn.due_at is not None and turn.due_at > now for turn in turns(harness))
         )
-        shown = found_all(await harness.admin.problems(EVERYTHING, "", 10))
-        in_doubt = "sending" if isinstance(effect, Unreachable) else "waiting"
-        assert [(one["key"], one["state"]) for one in shown] == [("a/1", in_doubt), ("b/1", in_doubt)]
+        shown, is_away = found_all(await harness.admin.objects(EVERYTHING, "", 10)), isinstance(effect, Unreachable)
+        state = "waiting for the bucket" if is_away else "failed"
+        assert [(one["key"], one["state"]) for one in shown] == [("a/1", state), ("b/1", state)]
+        assert found_all(await harness.admin.problems(EVERYTHING, "", 10)) == ([] if is_away else shown)
         assert all(one["failures"] > 9 for one in shown)
         assert not isinstance(effect, Answer) or {one["reason"] for one in shown} == {effect.code}
         slot = (await harness.admin.summary())["slots"][0]
-        assert (slot["failing"], slot["reason"]) == (2, shown[-1]["reason"])
+        held_up = (slot["failing"], slot["waiting_for_bucket"])
+        assert (held_up, slot["reason"]) == ((0, 2) if is_away else (2, 0), shown[-1]["reason"])
         harness.buffer.origin.faults.remove(fault)
         left = await harness.admin.flush(Prefix("bucket", "a/"))
-        assert (left["objects"], left["failing"], left["stuck"], left["held_up"]) == (1, 1, 0, 1)
+        assert (left["objects"], left["stuck"], left["held_up"]) == (1, 0, 1)
+        assert (left["failing"], left["waiting_for_bucket"]) == ((0, 1) if is_away else (1, 0))
+        assert [one["state"] for one in left["problems"]] == [state]
         assert left["origin_away"] is isinstance(effect, Unreachable)
         await settled_without_time(harness, "a/1")
         assert [one.key.key for one in harness.buffer.left()] == ["b/1"]

@@ -117,6 +117,8 @@ def test_an_upload_that_moves_is_being_written_and_one_that_does_not_stalls() ->
         ({"is_sending": True}, CheckpointState.FLUSHING, 0),
         ({"is_durable": True}, CheckpointState.FLUSHING, 100),
         ({"is_failing": True, "reason": "403"}, CheckpointState.FAILED, 0),
+        ({"is_waiting": True, "sent_bytes": 30, "reason": "no answer"}, CheckpointState.WAITING, 30),
+        ({"is_waiting": True, "is_failing": True, "reason": "403"}, CheckpointState.FAILED, 0),
         ({"is_conflict": True, "is_failing": True, "reason": "others"}, CheckpointState.CONFLICT, 0),
         ({"sent_bytes": 500}, CheckpointState.FLUSHING, 100),
     ],

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.clock import Moment
+from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.requests import _refusal
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
@@ -116,6 +119,52 @@ def play(progress: Progress, *events: Event) -> Sequence[Instruction]:
 
 def begun(write: Write, origin_upload_id: str = "o") -> Begun:
     return Begun(replace(write, origin_upload_id=origin_upload_id))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "waits"),
+    [
+        ("SlowDown", 503, True),
+        ("TooManyRequests", 429, True),
+        ("InternalError", 500, True),
+        ("HTTP 502", 502, True),
+        ("RequestTimeout", 400, True),
+        ("OperationAborted", 409, True),
+        ("ConditionalRequestConflict", 409, True),
+        ("NotImplemented", 501, False),
+        ("AccessDenied", 403, False),
+        ("InvalidAccessKeyId", 403, False),
+        ("NoSuchBucket", 404, False),
+        ("MethodNotAllowed", 405, False),
+        ("InvalidRequest", 400, False),
+        ("EntityTooLarge", 400, False),
+    ],
+)
+def test_what_the_bucket_answers_for_now_needs_nobody(code: str, status: int, waits: bool) -> None:
+    """What it refuses until somebody changes something does."""
+    refusal, progress = _refusal(status, code), Progress(single(), ALL)
+    [*_, wait] = play(progress, refusal)
+    if not isinstance(wait, Wait):  # it is looked what is there, and sent once more
+        progress.after(Headed(None))
+        [*_, wait] = progress.after(refusal)
+    assert isinstance(wait, Wait)
+    assert wait.waits_for_bucket is waits
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (OriginUnreachable("no answer"), True),
+        (OriginBodyError("it ended early"), True),
+        (CredentialsUnavailable("there is no key"), False),
+        (OSError("the disk does not give the bytes"), False),
+    ],
+)
+def test_a_bucket_that_does_not_answer_needs_nobody(error: Exception, waits: bool) -> None:
+    """A key that is missing and a disk that fails do."""
+    [*_, wait] = play(Progress(single(), ALL), Lost(str(error), kind_of_error(error)))
+    assert isinstance(wait, Wait)
+    assert wait.waits_for_bucket is waits
 
 
 # Acknowledged writes
