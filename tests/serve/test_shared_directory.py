@@ -131,6 +131,9 @@ def test_what_is_lost_is_made_anew(cache: Path, memory: Path, harm: Callable[[Pa
         (before.path / "gauge_livesum_worker0.db").touch()
         assert await shared.whole_files() is before
         (before.path / "gauge_livesum_worker0.db").unlink()  # as when a worker has died
+        (before.path / "counter_worker0.new").touch()
+        assert await shared.whole_files() is before
+        (before.path / "counter_worker0.new").rename(before.path / "other")  # as when slots are removed
         assert await shared.whole_files() is before
         harm(before.path)
         after, same = await asyncio.gather(shared.whole_files(), shared.whole_files())
