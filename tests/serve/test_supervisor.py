@@ -16,6 +16,7 @@ import pytest
 
 from gateway.serve.children import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import in_memory_directory
+from tests.support.cache_directory import begun
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
@@ -67,6 +68,7 @@ def until_started(process: subprocess.Popen[str], starts: Path, times: int) -> N
 def supervised(
     directory: Path, behaviour: str, before: str = "", stdout: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
+    begun(directory)
     (directory / "behaviour").write_text(behaviour)
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(directory), before],
@@ -82,13 +84,25 @@ def supervised(
         process.communicate(timeout=PATIENCE_SECONDS)
 
 
-def test_a_child_that_dies_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["worker1", "background"])
+def test_a_child_that_is_killed_before_it_is_ready_is_started_again(tmp_path: Path, name: str) -> None:
+    """As one that is killed later: the others are told of it, and the gateway starts."""
+    with supervised(tmp_path, f"{name} dies-early-once") as process:
+        assert process.stdout is not None
+        assert any(line.startswith("forebay: S3 on ") for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert (tmp_path / f"starts-{name}").read_text() == ".."
+
+
+def test_a_child_that_dies_each_time_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
     """With its name and how it ended; nothing is announced."""
     with supervised(tmp_path, "worker1 dies-early") as process:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
-    assert err.strip().splitlines()[-1] == "StartupError: worker1 ended before it was ready (SIGKILL)"
-    assert out == ""
+    assert err.strip().splitlines()[-1] == "KilledEarly: worker1 ended before it was ready (SIGKILL)"
+    assert "forebay: S3 on" not in out
 
 
 def test_a_child_that_can_start_no_thread_says_which_limit_it_is(tmp_path: Path) -> None:
