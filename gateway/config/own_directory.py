@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 NAME = "forebay"
@@ -13,7 +14,6 @@ LOCK_MARK = b"forebay "
 """What the lock begins with, from the first moment that Forebay works in a directory."""
 
 _MARKS = ((LOCK_NAME, LOCK_MARK), ("blocks/FORMAT", b"forebay blocks "), ("writeback/FORMAT", b"forebay writeback "))
-_NOT_COUNTED = {"lost+found"}
 
 
 def own_directory(given: Path) -> Path:
@@ -43,17 +43,14 @@ def is_own(directory: Path) -> bool:
 
 def others_files(directory: Path) -> list[str]:
     """What lies in a directory that Forebay has not worked in. OSError."""
-    return [] if is_own(directory) else sorted(set(os.listdir(directory)) - _NOT_COUNTED)
+    return [] if is_own(directory) else sorted(set(os.listdir(directory)) - {"lost+found"})
 
 
 def _begins_with(path: Path, mark: bytes) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(path.lstat().st_mode):  # a link says nothing, and a pipe would be waited for
+            return False
+        with path.open("rb") as file:
+            return file.read(len(mark)) == mark
     except OSError:
         return False
-    try:
-        return os.read(descriptor, len(mark)) == mark
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
