@@ -903,18 +903,13 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
-_HINTS = {
-    401: "; give it as FOREBAY_ADMIN__TOKEN, or in the file of --config",
-    421: "; give the --config of that one, or --admin-url to ask the one that is there",
-}
-
-
 def raise_problem(base_url: str, error: Exception) -> NoReturn:
     """What was wrong, in words, and what to do."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
         text = f"{base_url} answered {response.status_code}: {_reason(response)}"
-        raise AdminPortError(text + _HINTS.get(response.status_code, "")) from error
+        hint = "; give it as FOREBAY_ADMIN__TOKEN, or in the file of --config" if response.status_code == 401 else ""
+        raise AdminPortError(text + hint) from error
     if isinstance(error, httpx.RemoteProtocolError):
         raise AdminPortError(f"the answer of {base_url} broke off: {error}") from error
     if isinstance(error, httpx.TimeoutException):

@@ -120,12 +120,10 @@ def _cache(cache: CacheSettings, environment: Mapping[str, str], running: Settin
 
 def usual_directory(environment: Mapping[str, str]) -> Path:
     """Where the cache of this user lies if no setting says more."""
-    base = environment.get("XDG_CACHE_HOME") or ""
-    try:
-        path = (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "forebay"
-    except RuntimeError:  # no HOME, and no entry in passwd: any uid in a container
-        path = Path(tempfile.gettempdir()) / f"forebay-{os.geteuid()}"
-    return own_directory(path.absolute())
+    bases = (environment.get("XDG_CACHE_HOME") or "", os.path.expanduser("~/.cache"))
+    # Without HOME and without an entry in passwd, as any uid in a container, the second stays as it is.
+    base = next((one for one in bases if one.startswith("/")), None)
+    return own_directory(Path(base) / "forebay" if base else Path(tempfile.gettempdir(), f"forebay-{os.geteuid()}"))
 
 
 def _expanded(directory: Path) -> Path:

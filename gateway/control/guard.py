@@ -19,9 +19,6 @@ from gateway.control.responses import problem
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_DIRECTORY_HEADER = "x-forebay-directory"
-"""The cache directory of the gateway that is meant, percent-encoded: another gateway may have the port by now."""
-
 _READS = frozenset({"GET", "HEAD"})
 
 
@@ -69,9 +66,10 @@ class Guard:
                     return problem(403, "the Host header must be this machine's address, or admin.token must be set")
                 if self._live.now.admin.token is None and _is_of_another_site(request):
                     return problem(403, "a page of another site has sent this; admin.token is not set")
-            meant = Path(os.fsdecode(unquote_to_bytes(request.headers.get(_DIRECTORY_HEADER, ""))))
-            if meant.is_absolute() and not are_same(meant, self._directory):
-                return problem(421, f"this gateway works in {self._directory}, and the one of {meant} is meant")
+            meant = Path(os.fsdecode(unquote_to_bytes(request.headers.get("x-forebay-directory", ""))))
+            if meant.is_absolute() and not are_same(meant, self._directory):  # another gateway had the port before
+                told = f"this gateway works in {self._directory}, and the one of {meant} is meant"
+                return problem(421, f"{told}; give the --config of that one, or --admin-url to ask this one")
             return await endpoint(request)
 
         return guarded
