@@ -6,6 +6,7 @@ one: that is said, and nothing is guessed.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -190,7 +191,7 @@ class Status(Answer):
 
     @property
     def is_ready(self) -> bool:
-        """Every worker serves."""
+        """Every process serves."""
         return self.gateway is not None and self.gateway.ready
 
 
@@ -663,9 +664,10 @@ def samples(exposition: str, names: Collection[str]) -> Iterator[Sample]:
 class AdminClient:
     """Asks the admin port at `base_url`, with its token where it has one. AdminPortError says what was wrong."""
 
-    def __init__(self, base_url: str, token: str | None) -> None:
+    def __init__(self, base_url: str, token: str | None, directory: str | None = None) -> None:
+        """A gateway on another cache directory than `directory` is told to refuse."""
         self.base_url = base_url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._headers = _headers(token, directory)
         self._has_answered = False
 
     def status(self) -> Status:
@@ -856,9 +858,9 @@ class AdminClient:
 class LiveAdminClient:
     """The same on an event loop, over one connection, for somebody who looks again and again. Must be closed."""
 
-    def __init__(self, base_url: str, token: str | None, timeout_seconds: float) -> None:
+    def __init__(self, base_url: str, token: str | None, directory: str | None, timeout_seconds: float) -> None:
         self.base_url = base_url.rstrip("/")
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = _headers(token, directory)
         self._client = httpx.AsyncClient(timeout=timeout_seconds, trust_env=False, headers=headers)
 
     async def get(self, path: str, kind: type[AnswerType]) -> AnswerType:
@@ -890,6 +892,11 @@ def _snapshot_path(name: str) -> str:
 
 def _content(content: bytes | Iterator[bytes], media_type: str) -> dict[str, Any]:
     return {"content": content, "headers": {"content-type": media_type}}
+
+
+def _headers(token: str | None, directory: str | None) -> dict[str, str]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return headers | ({"x-forebay-directory": quote(os.fsencode(directory))} if directory else {})
 
 
 def _passes(error: Exception) -> bool:

@@ -9,6 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _FILE_MODE = 0o600
+UNFINISHED = ".new"
+"""How the name of a file ends that is about to take another one's place."""
+
 LMDB_READERS_MAX = 1024
 _LMDB_LOCK_BYTES = 17 * 4096
 """For so many readers, in whole pages."""
@@ -16,7 +19,7 @@ _LMDB_LOCK_BYTES = 17 * 4096
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file; OSError when the disk does not take all of it, and then the file is as it was."""
-    new = path.with_name(path.name + ".new")
+    new = path.with_name(path.name + UNFINISHED)
     try:
         _write(new, content)
         os.rename(new, path)

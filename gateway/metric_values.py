@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.values import MutexValue
 
-from gateway.atomic_write import set_aside
+from gateway.atomic_write import UNFINISHED, set_aside
 
 GROWTH_BYTES = 2**18
 """By so much a file grows that is full. It is mapped anew then, and what was mapped stays."""
@@ -160,7 +160,7 @@ class _WholeFile(MmapedDict):
 
     def folded(self, renamed: Rename) -> _WholeFile:
         """This one under other labels, in a new file that has the place of this. OSError."""
-        path = self.path.with_suffix(".new")
+        path = self.path.with_suffix(UNFINISHED)
         path.unlink(missing_ok=True)
         new = _WholeFile(path)
         try:

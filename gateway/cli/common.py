@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gateway.config import Settings
+from gateway.config.defaults import usual_directory
 from gateway.config.environment import CONFIG_VARIABLE
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
@@ -121,12 +122,17 @@ def admin_client(admin_url: str | None, config: Path | None) -> AdminClient:
     return AdminClient(*admin_address(admin_url, config))
 
 
-def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str | None]:
-    """Where the admin port is, and its token."""
+def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str | None, str | None]:
+    """Where the admin port is, its token, and the cache directory of the gateway that is meant.
+
+    None for the directory: the settings here name none, or an address that somebody gave says which gateway it is.
+    """
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
-        return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN")
+        return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"), None
     settings = _settings_of_admin(config)
-    return admin_url or _admin_url(settings), _token(settings)
+    directory = settings.cache.directory
+    is_meant = admin_url is None and directory != usual_directory(os.environ)
+    return admin_url or _admin_url(settings), _token(settings), os.path.realpath(directory) if is_meant else None
 
 
 def _settings_of_admin(config: Path | None) -> Settings:

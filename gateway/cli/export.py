@@ -11,6 +11,7 @@ import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
 from gateway.cli.progress import bytes_progress
+from gateway.config.own_directory import NAME, is_own
 from gateway.control.formatting import are, counted, size_text
 from gateway.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
@@ -43,6 +44,8 @@ def export(
     """
     from gateway.writeback.offline_export.export import buffer_of, export
 
+    if directory is not None and not is_own(directory) and is_own(directory / NAME):
+        directory /= NAME
     cache = directory or load(config, as_a_client(os.environ)).settings.cache.directory
     try:
         with kept_from_gateways(cache) as is_free, _Bar(quiet=json) as bar:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gateway.config.entries import BUFFER_BYTES_MIN, BucketSettings, OriginCredentialSettings, SlotSettings
+from gateway.config.own_directory import own_directory
+from gateway.config.problems import SettingsError
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
+from gateway.errors import ConfigError
 
 CAPACITY_SHARE = 0.5
 """Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""
@@ -106,16 +110,28 @@ def _aws(region: str) -> str:
 
 
 def _cache(cache: CacheSettings, environment: Mapping[str, str], running: Settings | None) -> CacheSettings:
-    directory = cache.directory if "directory" in cache.model_fields_set else _user_cache(environment)
-    directory = directory.expanduser().absolute()
+    directory = usual_directory(environment)
+    if "directory" in cache.model_fields_set:
+        directory = own_directory(_expanded(cache.directory).absolute())
     known = running.cache.capacity_bytes if running is not None and running.cache.directory == directory else 0
     capacity_bytes = cache.capacity_bytes or known or _share_of_disk(directory, cache.block_size_bytes)
     return cache.model_copy(update={"directory": directory, "capacity_bytes": capacity_bytes})
 
 
-def _user_cache(environment: Mapping[str, str]) -> Path:
-    base = environment.get("XDG_CACHE_HOME") or ""
-    return (Path(base) if base.startswith("/") else Path("~/.cache")) / "forebay"
+def usual_directory(environment: Mapping[str, str]) -> Path:
+    """Where the cache of this user lies if no setting says more."""
+    bases = (environment.get("XDG_CACHE_HOME") or "", os.path.expanduser("~/.cache"))
+    # Without HOME and without an entry in passwd, as any uid in a container, the second stays as it is.
+    base = next((one for one in bases if one.startswith("/")), None)
+    return own_directory(Path(base) / "forebay" if base else Path(tempfile.gettempdir(), f"forebay-{os.geteuid()}"))
+
+
+def _expanded(directory: Path) -> Path:
+    try:
+        return directory.expanduser()
+    except RuntimeError:
+        allowed = "a path without ~: this user has no home directory"
+        raise SettingsError([ConfigError("cache.directory", str(directory), allowed)]) from None
 
 
 def disk_usage(directory: Path) -> DiskUsage | None:

@@ -279,7 +279,8 @@ class CacheSettings(Section):
 
     directory: Path = setting(
         Path(),
-        "Directory that only this gateway uses, mode 0700. Omitted: $XDG_CACHE_HOME/forebay or ~/.cache/forebay.",
+        "Where the cache lies. Forebay works in a directory of its own, `forebay`, below one that holds other files or "
+        "that others can enter. Omitted: $XDG_CACHE_HOME/forebay or ~/.cache/forebay.",
         allowed="a directory on a local disk",
     )
     capacity_bytes: SizeBytes = setting(

@@ -147,7 +147,7 @@ class _Control:
         return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while every worker serves. The origin, the disk and what freezes slots are reported and not required:
+        """200 while every process serves. The origin, the disk and what freezes slots are reported and not required:
         the others do without.
         """
         state = self._holder.state

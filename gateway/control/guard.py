@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
+from gateway.config.own_directory import are_same
 from gateway.control.responses import problem
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -29,6 +33,7 @@ class Guard:
         """`audit` is told of everything that is asked for to change something."""
         self._live = live
         self._audit = audit
+        self._directory = Path(os.path.realpath(live.now.cache.directory))
 
     @property
     def _token(self) -> bytes | None:
@@ -61,6 +66,10 @@ class Guard:
                     return problem(403, "the Host header must be this machine's address, or admin.token must be set")
                 if self._live.now.admin.token is None and _is_of_another_site(request):
                     return problem(403, "a page of another site has sent this; admin.token is not set")
+            meant = Path(os.fsdecode(unquote_to_bytes(request.headers.get("x-forebay-directory", ""))))
+            if meant.is_absolute() and not are_same(meant, self._directory):  # another gateway had the port before
+                told = f"this gateway works in {self._directory}, and the one of {meant} is meant"
+                return problem(421, f"{told}; give the --config of that one, or --admin-url to ask this one")
             return await endpoint(request)
 
         return guarded

@@ -274,7 +274,7 @@ def _described() -> dict[str, Any]:
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "paths": {
             "/healthz": _get("The background process answers.", "application/json", _HEALTH, guarded=False),
-            "/readyz": _get("Every worker serves; 503 otherwise.", "application/json", _READINESS, guarded=False),
+            "/readyz": _get("Every process serves; 503 otherwise.", "application/json", _READINESS, guarded=False),
             "/metrics": _get("Metrics in Prometheus' text format.", "text/plain", {"type": "string"}),
             "/": _get("The dashboard.", "text/html", {"type": "string"}, guarded=False),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),

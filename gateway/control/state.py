@@ -48,8 +48,8 @@ class GatewayState:
 
     @property
     def ready(self) -> bool:
-        """Every worker answers, and none is being stopped."""
-        return not self.draining and all(one.ready for one in self.processes if one.name.startswith("worker"))
+        """Every process serves, and none is being stopped."""
+        return not self.draining and all(one.ready for one in self.processes)
 
     @property
     def is_followed(self) -> bool:

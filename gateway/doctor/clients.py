@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,7 +56,7 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, str]:
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if environment.get(variable):
             return variable, environment[variable]
-    file = Path(environment.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser()
+    file = Path(os.path.expanduser(environment.get("AWS_CONFIG_FILE") or "~/.aws/config"))  # as it is without a home
     profile = environment.get("AWS_PROFILE") or "default"
     parser = configparser.RawConfigParser(strict=False)
     try:

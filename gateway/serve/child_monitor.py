@@ -13,7 +13,7 @@ from gateway import metric_kinds, metrics
 from gateway.control.state import ProcessState
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
-from gateway.serve.child_process import ChildProcess, ChildSpec
+from gateway.serve.child_process import ChildProcess, ChildSpec, KilledEarly
 from gateway.serve.children import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import SharedFiles
 
@@ -31,6 +31,9 @@ FIRST_BEAT_LOOKS = 120
 
 SLOW_START_SECONDS = 60.0
 """A start that takes so long is told of, again and again."""
+
+KILLED_STARTS_MAX = 5
+"""One that is killed so often before it is ready ends the gateway's start: the machine lacks memory, say."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -112,17 +115,24 @@ class ChildMonitor:
             self._child.tell(line)
 
     async def start(self) -> None:
-        """The first start. Raises StartupError when the child does not become ready."""
+        """The first start. Raises StartupError when the child does not become ready.
+
+        One that somebody kills meanwhile is started again, a few times.
+        """
+        kills = 0
         while True:
             try:
-                return await self._start()
+                return await self._start(counts=kills > 0)
             except StoreUnavailable as error:
                 self._unusable(str(error))
-            except StartupError:
-                if not self._restarting:
+            except StartupError as error:
+                kills += 1
+                may_again = isinstance(error, KilledEarly) and kills < KILLED_STARTS_MAX
+                if not self._restarting and (not may_again or self._was_hung or self._stopping.is_set()):
                     raise
             await self._wait_for_end()
             self._restarting = False
+            await self._rest(restart_delay_seconds(kills))
 
     async def keep(self) -> None:
         """After `start`: until stopped, wait for the child's end and start it again. Returns when it is gone."""

@@ -32,6 +32,10 @@ class ChildSpec:
     shared: tuple[int, ...] = ()
 
 
+class KilledEarly(StartupError):
+    """A child was killed before it was ready, and has said nothing of why."""
+
+
 class ChildProcess:
     """A started child."""
 
@@ -89,7 +93,7 @@ class ChildProcess:
 
     async def wait_until_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
         """Until the child serves. Raises StartupError with the child's own reason when it does not come to that,
-        StoreUnavailable when the reason is the disk under the cache directory.
+        StoreUnavailable when the reason is the disk under the cache directory, KilledEarly when there is none.
         """
         try:
             word, reason = await asyncio.wait_for(self._how_it_started(), timeout_seconds)
@@ -106,7 +110,9 @@ class ChildProcess:
             raise StoreUnavailable(reason)
         if word == "failed":
             raise StartupError(f"{self.name}: {reason}")
-        raise StartupError(f"{self.name} ended before it was ready ({describe_exit(await self.ended())})")
+        status = await self.ended()
+        kind = KilledEarly if status < 0 else StartupError
+        raise kind(f"{self.name} ended before it was ready ({describe_exit(status)})")
 
     async def _how_it_started(self) -> tuple[str, str]:
         """`ready`, or `failed` or `unusable` and why; no word where it says no more. All else is for `reports`."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import structlog
 
+from gateway.config.own_directory import LOCK_MARK, LOCK_NAME, others_files
 from gateway.errors import StartupError, opening_failure
 
 DESCRIPTORS_MIN = 256
 DESCRIPTORS_ADVISED = 4096
-LOCK_NAME = "lock"
 _ORPHANS_GONE_SECONDS = 10.0
 
 _log = structlog.get_logger("forebay.serve")
@@ -38,20 +38,27 @@ def raise_descriptor_limit() -> None:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the cache directory, readable by nobody else.
+    """Make the cache directory, readable by nobody else. One that is there keeps its mode.
 
-    A directory that others made and that holds their files keeps its mode: it may be anything, /tmp included.
-    StartupError when it belongs to an ordinary user who is not us, or cannot be there; StoreUnavailable when the disk
-    fails.
+    StartupError when it belongs to an ordinary user who is not us, holds files of others, or cannot be there;
+    StoreUnavailable when the disk fails.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-        _refuse_foreign_owner(directory, status.st_uid)
-        if status.st_mode & 0o077:
-            _close_to_others(directory)
+        for status in (directory.lstat(), directory.stat()):  # who made a link says where it leads
+            _refuse_foreign_owner(directory, status.st_uid)
+        others = others_files(directory)
     except OSError as error:
         raise opening_failure(f"cache.directory {directory}", error) from error
+    if others:
+        raise StartupError(
+            f"cache.directory {directory} holds files that are not Forebay's ({others[0]}); give forebay another one"
+        )
+    if status.st_mode & 0o077:
+        _log.warning(
+            "other users can enter cache.directory and may find what is cached in it",
+            directory=str(directory),
+        )
 
 
 def _refuse_foreign_owner(directory: Path, owner: int) -> None:
@@ -60,18 +67,6 @@ def _refuse_foreign_owner(directory: Path, owner: int) -> None:
         raise StartupError(
             f"cache.directory {directory} belongs to user {owner}, and forebay runs as {os.geteuid()}; "
             "change its owner, or give forebay a directory of its own"
-        )
-
-
-def _close_to_others(directory: Path) -> None:
-    names = set(os.listdir(directory)) - {"lost+found"}
-    mine = directory.stat().st_uid == os.geteuid()
-    if mine and (not names or LOCK_NAME in names):
-        directory.chmod(0o700)
-    else:
-        _log.warning(
-            "other users can enter cache.directory and may find what is cached in it",
-            directory=str(directory),
         )
 
 
@@ -88,7 +83,8 @@ def lock_directory(directory: Path) -> int:
         raise opening_failure(f"cache.directory {directory}", error) from error
     try:
         _acquire(descriptor, directory)
-        os.ftruncate(descriptor, os.pwrite(descriptor, b"%d\n" % os.getpid(), 0))  # in place: a full disk has no room
+        written = os.pwrite(descriptor, b"%b%d\n" % (LOCK_MARK, os.getpid()), 0)
+        os.ftruncate(descriptor, written)  # in place: a full disk has no room
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):
@@ -143,7 +139,7 @@ def _acquire(descriptor: int, directory: Path) -> None:
 
 
 def _holder(descriptor: int) -> int:
-    text = os.pread(descriptor, 32, 0).strip()
+    text = os.pread(descriptor, 32, 0).removeprefix(LOCK_MARK).strip()
     return int(text) if text.isdigit() else 0
 
 

@@ -15,6 +15,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -25,14 +26,15 @@ from pathlib import Path
 import structlog
 
 from gateway import metric_kinds, recent_requests
+from gateway.atomic_write import UNFINISHED
 from gateway.heartbeats import Heartbeats
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  checked for owner and mode below
 _MODE = 0o700
 _CLAIMS_MAX = 10
 _CLAIM_PAUSE_SECONDS = 0.02
-_GO_WITH_THEIR_PROCESS = "gauge_live"
-"""What prometheus_client removes when a process has died."""
+_GOES_BY_ITSELF = re.compile(rf"gauge_live|.*{re.escape(UNFINISHED)}$")
+"""What prometheus_client removes when a process has died, and what takes another file's place."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -65,7 +67,7 @@ class SharedFiles:
         try:
             if not _is_still_at(self.path, self._lock):
                 return True
-            names = {name for name in os.listdir(self.path) if not name.startswith(_GO_WITH_THEIR_PROCESS)}
+            names = {name for name in os.listdir(self.path) if not _GOES_BY_ITSELF.match(name)}
             known, self._names = self._names, names
             return not known <= names or os.stat(self.path / "heartbeats").st_ino != self._heartbeats_file
         except FileNotFoundError:

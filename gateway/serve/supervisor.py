@@ -57,6 +57,8 @@ from gateway.serve.signals import answered
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
 _SHARED_LOOK_SECONDS = 1.0
+_SAME_STOP_SECONDS = 1.0
+"""A signal so soon after the first is that one told twice: `timeout` signals the process and its group."""
 _ANSWERS_KEPT = 64
 """Of questions over the admin port: each is looked at many times a second."""
 
@@ -225,7 +227,7 @@ class _Supervisor:
         self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
-        self._signals = 0
+        self._stop_told_at = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         s3, admin = (
@@ -401,8 +403,12 @@ class _Supervisor:
                 monitor.tell(line)
 
     def _on_signal(self) -> None:
-        self._signals += 1
-        (self._stop if self._signals == 1 else self._force).set()
+        now = time.monotonic()
+        if not self._stop.is_set():
+            self._stop_told_at = now
+            self._stop.set()
+        elif now - self._stop_told_at > _SAME_STOP_SECONDS:
+            self._force.set()
 
     async def _start_all(self) -> bool:
         """All children ready: true. Stopped while starting: false. Raises StartupError when one fails."""

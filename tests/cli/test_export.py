@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from gateway import cli
 from gateway.serve.preparation import lock_directory
+from tests.support.cache_directory import begun
 from tests.support.flushing import Buffer
 from tests.support.writeback import key
 
@@ -19,8 +20,8 @@ from tests.support.writeback import key
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """A cache directory with two objects in its buffer, one of them damaged."""
-    directory = tmp_path / "cache"
-    (directory / "writeback").mkdir(parents=True)
+    directory = begun(tmp_path / "cache")
+    (directory / "writeback").mkdir()
 
     async def write() -> None:
         buffer = Buffer(directory / "writeback")

@@ -10,6 +10,7 @@ import pytest
 from gateway.config.buffers import not_fitting
 from gateway.config.defaults import DiskUsage
 from gateway.config.settings import Settings
+from tests.support.cache_directory import begun
 from tests.support.settings import load, problems
 
 GIB = 2**30
@@ -103,7 +104,7 @@ def test_what_no_disk_of_this_size_could_hold_is_refused(tmp_path: Path) -> None
 
 def test_a_disk_that_others_have_filled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no more: a gateway that did not start could not flush what it has acknowledged."""
-    (tmp_path / "cache").mkdir()
+    begun(tmp_path / "cache")
     (tmp_path / "cache" / "held").write_bytes(bytes(2**20))
     settings = load(tmp_path, cache(tmp_path) + back("a")).settings
     needed = GIB + GIB // 4 - 2**20

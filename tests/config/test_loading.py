@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.config.problems import SettingsError, table_of
+from tests.support.cache_directory import begun
 from tests.support.disks import small_disk
 from tests.support.settings import SECRET, load
 
@@ -140,7 +141,7 @@ def test_the_default_capacity_counts_what_the_cache_holds(tmp_path: Path) -> Non
     with small_disk(tmp_path / "disk", 2**30) as disk:
         text = f'[cache]\ndirectory = "{disk}/cache"\n'
         before = load(tmp_path, text).settings.cache.capacity_bytes
-        (disk / "cache").mkdir()
+        begun(disk / "cache")
         (disk / "cache" / "block").write_bytes(b"x" * 2**25)
         assert abs(load(tmp_path, text).settings.cache.capacity_bytes - before) < 2**20
 

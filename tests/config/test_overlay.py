@@ -12,6 +12,7 @@ from gateway.config import settings_from_json, settings_to_json
 from gateway.config.loading import load_settings
 from gateway.config.overlay import NAME, load_with_overlay, read_overlay, restart_needed, with_overlay, write_overlay
 from gateway.config.problems import SettingsError
+from tests.support.cache_directory import begun
 
 CONFIGURATION = """
 [cache]
@@ -26,7 +27,7 @@ capacity = "600MiB"
 
 
 def configured(tmp_path: Path, text: str = CONFIGURATION) -> Path:
-    (tmp_path / "cache").mkdir(exist_ok=True)
+    begun(tmp_path / "cache")
     path = tmp_path / "forebay.toml"
     path.write_text(text.format(directory=tmp_path / "cache"))
     return path

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.demo.shaping import Shape, ShapingRelay
+from tests.support.connections import answering
 
 _UNSHAPED = 1e12  # bytes per second
 
@@ -22,24 +23,17 @@ _UNSHAPED = 1e12  # bytes per second
 async def _relayed(shape: Shape, answer: Callable[[bytes], bytes]) -> AsyncIterator[int]:
     """The port of a relay to a server that answers each line with `answer(line)`."""
 
-    talks: set[asyncio.Task[None] | None] = set()
-
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talks.add(asyncio.current_task())
         while line := await reader.readline():
             writer.write(answer(line))
             await writer.drain()
-        writer.close()
-        await writer.wait_closed()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 24)
-    relay = ShapingRelay(server.sockets[0].getsockname()[1], shape)
-    try:
-        yield await relay.start()
-    finally:
-        await relay.stop()
-        server.close()
-        await asyncio.gather(*(talk for talk in talks if talk is not None))
+    async with answering(handle, limit=1 << 24) as port:
+        relay = ShapingRelay(port, shape)
+        try:
+            yield await relay.start()
+        finally:
+            await relay.stop()
 
 
 async def _ask(port: int, lines: list[bytes], answer_bytes: int) -> tuple[list[bytes], float]:
@@ -99,18 +93,15 @@ def test_bytes_pass_unchanged_and_the_end_is_passed_on() -> None:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readline()
             writer.write(content)
-            writer.close()
-            await writer.wait_closed()
 
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        relay = ShapingRelay(server.sockets[0].getsockname()[1], Shape(0.001, _UNSHAPED))
-        reader, writer = await asyncio.open_connection("127.0.0.1", await relay.start())
-        writer.write(b"go\n")
-        received = await reader.read()
-        writer.close()
-        await relay.stop()
-        server.close()
-        return received
+        async with answering(handle) as port:
+            relay = ShapingRelay(port, Shape(0.001, _UNSHAPED))
+            reader, writer = await asyncio.open_connection("127.0.0.1", await relay.start())
+            writer.write(b"go\n")
+            received = await reader.read()
+            writer.close()
+            await relay.stop()
+            return received
 
     assert asyncio.run(scenario()) == content
 

@@ -17,6 +17,7 @@ from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
 from gateway.origin.sts import AwsSession
 from tests.origin.clocks import JumpingClock
+from tests.support.connections import answering
 from tests.support.manual_clock import ManualClock
 
 VARIABLES = [
@@ -87,11 +88,7 @@ def test_a_profile_without_a_key_is_not_signed_for_with_the_nodes(bare: Path, mo
 
     async def scenario() -> None:
         served: list[int] = []
-        server = await asyncio.start_server(
-            lambda reader, writer: _serve_rotating_credentials(reader, writer, served), "127.0.0.1", 0
-        )
-        async with server:
-            port = server.sockets[0].getsockname()[1]
+        async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
             monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
             (bare / "config").write_text("[profile lonely]\nregion = eu-west-1\n")
             with pytest.raises(OriginUnreachable, match="the profile 'lonely' has no key"):
@@ -221,8 +218,6 @@ async def _serve_rotating_credentials(
     ).encode()
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
     await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 def _soon() -> str:
@@ -236,11 +231,7 @@ def test_rotating_pairs_are_refreshed_and_the_previous_one_stays_known(monkeypat
 
     async def scenario() -> None:
         served: list[int] = []
-        server = await asyncio.start_server(
-            lambda reader, writer: _serve_rotating_credentials(reader, writer, served), "127.0.0.1", 0
-        )
-        async with server:
-            port = server.sockets[0].getsockname()[1]
+        async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
             monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
             credentials = ChainCredentials(ManualClock())
             seen = [(await credentials.current()).access_key_id for _ in range(3)]

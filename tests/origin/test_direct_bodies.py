@@ -8,7 +8,7 @@ import random
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from tests.origin.origins import s3_origin
+from tests.support.connections import answering
 from tests.support.strict_origin import StrictOrigin
 
 KIB = 1024
@@ -37,39 +38,30 @@ class Server:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._serving = set[asyncio.Task[None]]()
+        self._open = AsyncExitStack()
         self.connections = 0
         self.ended = asyncio.Event()
 
     async def __aenter__(self) -> S3Origin:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = await self._open.enter_async_context(answering(self._serve))
         self.origin = self.client()
         return self.origin
 
     def client(self, read_timeout_seconds: float = 60.0) -> S3Origin:
-        host, port = self._server.sockets[0].getsockname()
-        return s3_origin(f"http://{host}:{port}", max_attempts=1, read_timeout_seconds=read_timeout_seconds)
+        return s3_origin(f"http://127.0.0.1:{self._port}", max_attempts=1, read_timeout_seconds=read_timeout_seconds)
 
     async def __aexit__(self, *_: object) -> None:
         await self.origin.aclose()
-        self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._open.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        try:
             while await reader.readuntil(b"\r\n\r\n"):
                 await self._exchange(writer)
                 await writer.drain()
-        self.ended.set()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        finally:
+            self.ended.set()
 
 
 def head(*lines: str, status: str = "200 OK") -> bytes:

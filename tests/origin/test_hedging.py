@@ -64,7 +64,7 @@ def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: st
             await forever()
 
     async def scenario() -> None:
-        async with told_origin(stuck, stall_timeout_seconds=10.0) as told:
+        async with told_origin(stuck) as told:
             hurried(told, 0.1)
             headers = {} if wanted is None else {"range": wanted}
             assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), direct) == expected
@@ -86,7 +86,7 @@ def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
         writer.write(head("Content-Length: 0", f"ETag: {ETAG}"))
 
     async def scenario() -> None:
-        async with told_origin(stuck, first_byte_timeout_seconds=10.0) as told:
+        async with told_origin(stuck) as told:
             hurried(told, 0.1)
             async with await told.origin.send(OriginRequest(method, "b", "k")) as answer:
                 assert answer.headers["etag"] == ETAG
@@ -104,7 +104,7 @@ def test_a_list_that_is_stuck_is_asked_for_again() -> None:
         writer.write(head("Content-Length: 4") + b"<a/>")
 
     async def scenario() -> None:
-        async with told_origin(stuck, first_byte_timeout_seconds=10.0) as told:
+        async with told_origin(stuck) as told:
             told.origin._hedging.lists.after_seconds = 0.1
             async with await told.origin.send(LIST) as answer:
                 assert await answer.read(10) == b"<a/>"
@@ -124,7 +124,7 @@ def test_a_list_that_stops_is_asked_for_again(size: int) -> None:
         writer.write(b"x")
 
     async def scenario() -> None:
-        async with told_origin(stuck, max_attempts=2) as told:
+        async with told_origin(stuck, max_attempts=2, stall_timeout_seconds=0.5) as told:
             async with await told.origin.send(LIST) as answer:
                 assert len(await answer.read(size)) == size
             assert len(told.requests) == 2
@@ -141,7 +141,10 @@ def test_an_error_document_that_stops_is_not_waited_for(request_: OriginRequest)
         await forever()
 
     async def scenario() -> None:
-        async with told_origin(stuck, read_timeout_seconds=60.0) as told, await told.origin.send(request_) as answer:
+        async with (
+            told_origin(stuck, read_timeout_seconds=60.0, stall_timeout_seconds=0.5) as told,
+            await told.origin.send(request_) as answer,
+        ):
             with pytest.raises(OriginBodyError):
                 await answer.read(1000)
 
@@ -163,7 +166,7 @@ def test_the_first_connection_may_win_after_all() -> None:
         writer.write(part[500_000:])
 
     async def scenario() -> None:
-        async with told_origin(late, stall_timeout_seconds=10.0) as told:
+        async with told_origin(late) as told:
             hurried(told, 0.1)
             assert await _read(told, GET, direct=False) == body
             await asyncio.sleep(0)
@@ -198,7 +201,7 @@ def test_what_does_not_go_on_just_there_is_not_taken(change: Callable[[Request, 
         await forever()
 
     async def scenario() -> None:
-        async with told_origin(stuck) as told:
+        async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
             hurried(told, 0.1)
             with pytest.raises(OriginBodyError):
                 await _read(told, GET, direct=True)
@@ -225,7 +228,7 @@ def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginRequest
         await forever()
 
     async def scenario() -> None:
-        async with told_origin(stuck) as told:
+        async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
             hurried(told, 0.1)
             with pytest.raises(OriginBodyError):
                 await _read(told, request_, direct=False)
@@ -243,7 +246,7 @@ def test_no_more_than_the_share_is_sent_again() -> None:
         writer.write(head("Content-Length: 0", f"ETag: {ETAG}"))
 
     async def scenario() -> None:
-        async with told_origin(stuck, first_byte_timeout_seconds=5.0) as told:
+        async with told_origin(stuck) as told:
             reads = 0
             for _ in range(8):
                 hurried(told, 0.05)
@@ -274,7 +277,7 @@ def test_who_leaves_leaves_nothing_behind() -> None:
     """Cancelled while both are waited for: both connections end, and their shares come back."""
 
     async def scenario() -> None:
-        async with told_origin(forever, first_byte_timeout_seconds=10.0) as told:
+        async with told_origin(forever) as told:
             hurried(told, 0.1)
             sending = asyncio.create_task(told.origin.send(GET))
             await until(lambda: len(told.requests) == 2)
@@ -306,7 +309,7 @@ def test_stuck_bodies_at_random(seed: int) -> None:
         writer.write(whole[cut:])
 
     async def scenario() -> None:
-        async with told_origin(stuck, stall_timeout_seconds=1.0, first_byte_timeout_seconds=1.0) as told:
+        async with told_origin(stuck, stall_timeout_seconds=4.0, first_byte_timeout_seconds=4.0) as told:
             right = 0
             for _ in range(10):
                 hurried(told, 0.1)

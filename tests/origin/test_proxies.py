@@ -12,45 +12,38 @@ import trustme
 
 from gateway.errors import OriginUnreachable
 from tests.origin.origins import ask, s3_origin
+from tests.support.connections import answering
 from tests.support.strict_origin import StrictOrigin
 
 
 @asynccontextmanager
 async def _proxy(heads: list[bytes], answer: bytes) -> AsyncIterator[str]:
     """Digs tunnels where `answer` says 200."""
-    serving = set[asyncio.Task[None]]()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.CancelledError):
-            while data := await reader.read(64 * 1024):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        try:
+            with suppress(ConnectionError):
+                while data := await reader.read(64 * 1024):
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        serving.add(task)
         head = await reader.readuntil(b"\r\n\r\n")
         heads.append(head)
         writer.write(answer)
         if b" 200 " not in answer:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
             return
         host, _, port = head.split(b" ")[1].decode().partition(":")
         upstream, downstream = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(copy(reader, downstream), copy(upstream, writer))
+        try:
+            await asyncio.gather(copy(reader, downstream), copy(upstream, writer))
+        finally:
+            downstream.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://user:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await asyncio.gather(*serving, return_exceptions=True)
+    async with answering(serve) as port:
+        yield f"http://user:p%40ss@127.0.0.1:{port}"
 
 
 def test_https_goes_through_a_tunnel(tmp_path: Path) -> None:

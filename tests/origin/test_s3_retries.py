@@ -12,6 +12,8 @@ from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask
+from tests.origin.told_origin import forever
+from tests.support.connections import answering
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.strict_origin import StrictOrigin
 
@@ -218,10 +220,7 @@ def test_an_origin_that_accepts_and_never_answers_is_given_up(strict: StrictOrig
     """Once: while one waited, nobody else was answered, so that the next are told at once."""
 
     async def scenario(client: Client) -> None:
-        writers: list[asyncio.StreamWriter] = []
-        silent = await asyncio.start_server(lambda _reader, writer: writers.append(writer), "127.0.0.1", 0)
-        async with silent:
-            port = silent.sockets[0].getsockname()[1]
+        async with answering(forever) as port:
             mute = Client(strict, endpoint_url=f"http://127.0.0.1:{port}", read_timeout_seconds=0.1, max_attempts=2)
             try:
                 for _ in range(3):
@@ -230,8 +229,5 @@ def test_an_origin_that_accepts_and_never_answers_is_given_up(strict: StrictOrig
             finally:
                 await mute.origin.aclose()
             assert [attempt.status for attempt in mute.attempts] == [None]
-            for writer in writers:
-                writer.close()
-                await writer.wait_closed()
 
     play(strict, scenario)

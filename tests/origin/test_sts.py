@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gateway.errors import CredentialsUnavailable
 from gateway.origin import sts as module
 from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
 from gateway.origin.sts import AwsSession, Role, RoleCredentials
+from tests.support.connections import answering
 from tests.support.manual_clock import ManualClock
 from tests.support.sts import ToldSts, moto_sts, told_sts
 
@@ -343,17 +344,14 @@ def test_an_answer_without_an_end_is_not_read_to_it() -> None:
         nonlocal sent
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nTransfer-Encoding: chunked\r\n\r\n")
-        with suppress(ConnectionError):
-            while True:
-                writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
-                await writer.drain()
-                sent += 0x10000
-        writer.close()
+        while True:
+            writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+            await writer.drain()
+            sent += 0x10000
 
     async def scenario() -> None:
-        server = await asyncio.start_server(endless, "127.0.0.1", 0)
-        async with server:
-            sts = ToldSts(endpoint_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with answering(endless) as port:
+            sts = ToldSts(endpoint_url=f"http://127.0.0.1:{port}")
             async with asyncio.timeout(module.STS_SECONDS_MAX / 2), lent(sts, Clock()) as credentials:
                 with pytest.raises(CredentialsUnavailable, match="AnswerTooLong"):
                     await credentials.current()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.clock import SystemClock
@@ -13,6 +13,10 @@ from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from tests.origin.origins import STRICT_PAIR
+from tests.support.connections import answering
+
+NONE: dict[str, object] = {"first_byte_timeout_seconds": 0.5, "stall_timeout_seconds": 0.5}
+"""No patience: for an origin that is to be found silent."""
 
 
 @dataclass(slots=True)
@@ -56,51 +60,38 @@ def head(*lines: str, status: str = "200 OK") -> bytes:
 
 @asynccontextmanager
 async def told_origin(exchange: Exchange, **settings: object) -> AsyncIterator[ToldOrigin]:
-    """A server, and a client that has no patience with it."""
-    serving = set[asyncio.Task[None]]()
+    """A server, and a client that has patience with it: a busy machine is no silent origin. `settings` may say NONE."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        serving.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                request = await _request(reader, writer, len(told.requests) + 1)
-                told.requests.append(request)
-                assert told.exchange is not None
-                await told.exchange(request, writer)
-                await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        while True:
+            request = await _request(reader, writer, len(told.requests) + 1)
+            told.requests.append(request)
+            assert told.exchange is not None
+            await told.exchange(request, writer)
+            await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
     given: dict[str, object] = {
-        "first_byte_timeout_seconds": 0.5,
-        "stall_timeout_seconds": 0.5,
+        "first_byte_timeout_seconds": 20.0,
+        "stall_timeout_seconds": 20.0,
         "max_attempts": 1,
         **settings,
     }
     told: ToldOrigin
-    origin = S3Origin(
-        OriginSettings(endpoint_url=f"http://127.0.0.1:{port}", **given),  # type: ignore[arg-type]
-        StaticCredentials(STRICT_PAIR),
-        SystemClock(),
-        instance_id="gateway-1",
-        on_attempt=lambda attempt: told.attempts.append(attempt),
-        on_hedge=lambda outcome: told.outcomes.append(outcome),
-    )
-    told = ToldOrigin(origin, port, exchange=exchange)
-    try:
-        async with asyncio.timeout(20):
-            yield told
-    finally:
-        await origin.aclose()
-        server.close()
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+    async with answering(serve) as port:
+        origin = S3Origin(
+            OriginSettings(endpoint_url=f"http://127.0.0.1:{port}", **given),  # type: ignore[arg-type]
+            StaticCredentials(STRICT_PAIR),
+            SystemClock(),
+            instance_id="gateway-1",
+            on_attempt=lambda attempt: told.attempts.append(attempt),
+            on_hedge=lambda outcome: told.outcomes.append(outcome),
+        )
+        told = ToldOrigin(origin, port, exchange=exchange)
+        try:
+            async with asyncio.timeout(60):
+                yield told
+        finally:
+            await origin.aclose()
 
 
 async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Request:

@@ -17,6 +17,7 @@ import pytest
 from gateway import metrics
 from gateway.metric_reading import by_labels
 from gateway.serve.shared_directory import in_memory_directory
+from tests.support.connections import answering
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -58,15 +59,12 @@ class Relay:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            for one in (writer, far_writer):
-                one.transport.abort()
+            far_writer.transport.abort()
 
     async def run(self, ready: threading.Event, ended: threading.Event) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_CHUNK_BYTES)
-        self.port = server.sockets[0].getsockname()[1]
-        ready.set()
-        await asyncio.to_thread(ended.wait)
-        server.close()
+        async with answering(self._serve, limit=_CHUNK_BYTES) as self.port:
+            ready.set()
+            await asyncio.to_thread(ended.wait)
 
 
 @contextmanager

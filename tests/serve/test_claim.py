@@ -9,6 +9,7 @@ import pytest
 
 from gateway.serve import claim as claims
 from gateway.serve.claim import claim, leave_mark
+from tests.support.cache_directory import begun
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def remember(directory: Path) -> None:
+    begun(directory)
     (directory / "catalog").mkdir(exist_ok=True)
     (directory / "catalog" / "BOOT").touch()
 

@@ -21,6 +21,7 @@ from gateway.serve.recovering import recover_buffer
 from gateway.writeback.bounds.room import ReserveFile
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.opening import may_hold, recover
+from tests.support.cache_directory import begun
 from tests.support.settings import load
 from tests.support.writeback import key, part, pending
 
@@ -43,7 +44,7 @@ write = "back"
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Of a gateway whose buffer is in order, and has its reserve."""
     monkeypatch.setattr(claims, "SHARED_MEMORY", tmp_path)
-    (tmp_path / "cache").mkdir()
+    begun(tmp_path / "cache")
     settings = load(tmp_path, CONFIG.format(tmp_path / "cache")).settings
     assert recover_buffer(settings) is None
     ReserveFile(tmp_path / "cache" / "writeback").keep()

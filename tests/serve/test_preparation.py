@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.own_directory import LOCK_NAME
 from gateway.errors import StartupError
 from gateway.serve.preparation import (
-    LOCK_NAME,
     kept_from_gateways,
     lock_directory,
     prepare_directory,
     raise_descriptor_limit,
 )
+from tests.support.cache_directory import begun
 
 LIMITED = """
 import resource, sys
@@ -43,22 +44,45 @@ def test_a_new_directory_is_the_owners_alone(tmp_path: Path) -> None:
     assert mode(tmp_path / "a" / "b") == 0o700
 
 
-@pytest.mark.parametrize("content", [[], ["lost+found"], [LOCK_NAME, "blocks"]])
-def test_an_empty_directory_or_one_of_ours_is_closed_to_others(tmp_path: Path, content: list[str]) -> None:
-    """A fresh mount is empty but for lost+found."""
-    tmp_path.chmod(0o755)
+def test_files_of_others_end_the_start(tmp_path: Path) -> None:
+    """The message names one. `cache.directory` itself is never such a one: see config/own_directory.py."""
+    (tmp_path / "thesis.pdf").touch()
+    with pytest.raises(StartupError, match=r"not Forebay's \(thesis\.pdf\)"):
+        prepare_directory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.pdf"]
+
+
+@pytest.mark.parametrize("content", [[], ["lost+found"], ["thesis.pdf"]])
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path, content: list[str]) -> None:
+    """Also one in which a gateway is at work: whoever made it may want others to look into it."""
+    begun(tmp_path)
+    tmp_path.chmod(0o1777)
     for name in content:
         (tmp_path / name).mkdir()
     prepare_directory(tmp_path)
-    assert mode(tmp_path) == 0o700
+    os.close(lock_directory(tmp_path))
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
 
 
-def test_a_directory_of_somebody_elses_files_keeps_its_mode(tmp_path: Path) -> None:
-    """`directory = "/tmp"` by root must not lock everybody out of it."""
-    tmp_path.chmod(0o777)
-    (tmp_path / "thesis.pdf").touch()
-    prepare_directory(tmp_path)
-    assert mode(tmp_path) == 0o777
+def test_a_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have the gateway work in any directory of ours: others may make it in /tmp."""
+    begun(tmp_path / "ours")
+    (tmp_path / "forebay").symlink_to(tmp_path / "ours")
+    prepare_directory(tmp_path / "forebay")
+    found = os.stat
+    lying = os.lstat(tmp_path / "forebay").st_ino
+
+    def stat(path: os.PathLike[str], **options: bool) -> os.stat_result:
+        status = found(path, **options)
+        if status.st_ino != lying:
+            return status
+        values = list(status)
+        values[4] = 4711
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(StartupError, match="belongs to user 4711"):
+        prepare_directory(tmp_path / "forebay")
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gateway.serve.child_config import ChildConfig
 from gateway.serve.reloading import ChangeRefused, FileThreads, Reloader, SlotChange
 from gateway.writeback import DIRECTORY
 from gateway.writeback.journal.schema import prepare
+from tests.support.cache_directory import begun
 from tests.support.gateway_process import to_toml
 from tests.support.serving import until
 from tests.support.settings import problems
@@ -43,7 +44,7 @@ class Node:
 
     def __init__(self, base: Path, **tables: Any) -> None:
         self.directory = base / "cache"
-        self.directory.mkdir(exist_ok=True)
+        begun(self.directory)
         self.file = base / "forebay.toml"
         self.write(**tables)
         self.running = load_with_overlay(self.file, {}).settings

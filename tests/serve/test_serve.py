@@ -25,6 +25,7 @@ import trustme
 from gateway.serve.shared_directory import in_memory_directory
 from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
 from tests.support import strict_origin
+from tests.support.cache_directory import begun
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
 from tests.support.memory_origin.faults import Hold
 from tests.support.strict_origin import StrictOrigin
@@ -207,12 +208,25 @@ def test_what_is_in_flight_after_the_grace_time_is_cut(origin: GatedOrigin, back
             answer.result(PATIENCE_SECONDS)
 
 
+def test_a_signal_that_is_told_twice_is_one(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
+    """`timeout` signals the process and its group, a wrapper hands on what the terminal has sent to all."""
+    with gated(origin, shutdown_grace="1h") as gateway:
+        answer = reading(gateway, origin, background)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            gateway.signal(number)
+        wait_until_refused(gateway.s3_url)
+        origin.gate.set()
+        assert answer.result(PATIENCE_SECONDS).content == CONTENT
+        assert gateway.wait(PATIENCE_SECONDS) == 0
+
+
 def test_a_second_signal_ends_it_at_once(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
     """For who cannot wait: exit code 1, no process left."""
     with gated(origin, shutdown_grace="1h") as gateway:
         answer = reading(gateway, origin, background)
         gateway.signal(signal.SIGINT)
         wait_until_refused(gateway.s3_url)
+        time.sleep(1.1)  # until then it would be the first one told again
         gateway.signal(signal.SIGINT)
         assert gateway.wait(PATIENCE_SECONDS) == 1
         with pytest.raises(httpx.TransportError):
@@ -272,8 +286,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     """The supervisor passes its reason on, ends the other children, and exits with code 1."""
-    blocks = tmp_path / "cache" / "blocks"
-    blocks.mkdir(parents=True)
+    blocks = begun(tmp_path / "cache") / "blocks"
+    blocks.mkdir()
     (blocks / "thesis.pdf").write_text("somebody's only copy")
     file = tmp_path / "forebay.toml"
     file.write_text(f'[server]\nport = 0\n[admin]\nport = 0\n[cache]\ndirectory = "{tmp_path}/cache"\n')
@@ -303,8 +317,8 @@ def test_children_import_what_their_supervisor_imported(tmp_path: Path) -> None:
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('the wrong gateway')")
     file = tmp_path / "forebay.toml"
-    blocker = tmp_path / "cache" / "blocks"
-    blocker.mkdir(parents=True)
+    blocker = begun(tmp_path / "cache") / "blocks"
+    blocker.mkdir()
     (blocker / "foreign").write_text("x")
     file.write_text(f'[server]\nport = 0\n[admin]\nport = 0\n[cache]\ndirectory = "{tmp_path}/cache"\n')
     command = str(Path(sys.executable).with_name("forebay"))
@@ -347,11 +361,30 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
         assert gateway.directory.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_directory_of_others_stays_as_it_was(tmp_path: Path) -> None:
+    """A memory disk of mode 1777 that jobs share: the gateway works in a directory of its own below, at each start."""
+    given = tmp_path / "scratch"
+    given.mkdir()
+    (given / "lock").write_text("4711\n")
+    (given / "data").mkdir()
+    given.chmod(0o1777)
+    with GatewayProcess({"origin": NOWHERE}, directory=given) as gateway:
+        assert gateway.directory == given / "forebay"
+        for _ in range(2):
+            assert gateway.status()["cache"]["directory"] == str(gateway.directory)
+            assert gateway.directory.stat().st_mode & 0o777 == 0o700
+            assert given.stat().st_mode & 0o7777 == 0o1777
+            assert sorted(os.listdir(given)) == ["data", "forebay", "lock"]
+            assert (given / "lock").read_text() == "4711\n"
+            assert os.listdir(given / "data") == []
+            gateway.terminate()
+            gateway.start()
+
+
 @pytest.mark.slow
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     """The metrics of a run end with it."""
-    (tmp_path / "cache").mkdir()
-    shared = in_memory_directory(tmp_path / "cache")
+    shared = in_memory_directory(begun(tmp_path / "cache"))
     with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:
         assert shared.exists() or (gateway.directory / "run" / "metrics").exists()
         gateway.terminate()

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.serve.service_manager import notify_ready, notify_stopping
 from tests.serve.test_supervisor import supervised
+from tests.support.cache_directory import begun
 
 PATIENCE_SECONDS = 60.0
 
@@ -18,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """A service manager's end of the socket."""
-    address = tmp_path / "notify"
+    address = begun(tmp_path) / "notify"
     receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiving.bind(str(address))
     receiving.settimeout(PATIENCE_SECONDS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gateway.metric_values import SharedValues
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, in_memory_directory, make_shared_files
 
 ROOM_BYTES = 2**20
@@ -131,6 +133,9 @@ def test_what_is_lost_is_made_anew(cache: Path, memory: Path, harm: Callable[[Pa
         (before.path / "gauge_livesum_worker0.db").touch()
         assert await shared.whole_files() is before
         (before.path / "gauge_livesum_worker0.db").unlink()  # as when a worker has died
+        (before.path / "counter_worker0.new").touch()
+        assert await shared.whole_files() is before
+        (before.path / "counter_worker0.new").rename(before.path / "other")  # as when slots are removed
         assert await shared.whole_files() is before
         harm(before.path)
         after, same = await asyncio.gather(shared.whole_files(), shared.whole_files())
@@ -143,6 +148,27 @@ def test_what_is_lost_is_made_anew(cache: Path, memory: Path, harm: Callable[[Pa
         assert os.listdir(memory) == []
 
     asyncio.run(lose())
+
+
+def test_what_the_gateway_itself_replaces_is_not_lost(cache: Path, memory: Path) -> None:
+    """However often slots are removed, and whenever somebody looks."""
+    files = made(cache, memory)
+    values = SharedValues(files.path, "worker0")
+    values("counter", "metric", "metric", ("slot",), ("a",), "").inc(1)
+
+    def fold() -> None:
+        for _ in range(200):
+            values.fold(lambda _, labels: {"slot": "b" if labels["slot"] == "a" else "a"})
+
+    folding = threading.Thread(target=fold)
+    folding.start()
+    looks = [files.is_lost()]
+    while folding.is_alive():
+        looks.append(files.is_lost())
+    folding.join()
+    assert not any(looks)
+    values.close()
+    files.remove()
 
 
 def test_a_gateway_that_leaves_does_not_remove_what_another_has_put_there(cache: Path, memory: Path) -> None:

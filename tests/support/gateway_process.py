@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import httpx
 
+from gateway.config.own_directory import own_directory
 from tests.support.processes import is_over, kill_if_there
 
 _READY = re.compile(r"forebay: S3 on (\S+), admin on (\S+)\n")
@@ -90,9 +91,11 @@ class GatewayProcess:
         self._code = code
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-test-")
         base = Path(self._temporary.name)
-        self.directory = directory or base / "cache"
+        given = directory or base / "cache"
+        self.directory = own_directory(given)
+        """Where the gateway works."""
         self.config_file = base / "forebay.toml"
-        self.config_file.write_text(to_toml(_with_defaults(config, self.directory)), encoding="utf-8")
+        self.config_file.write_text(to_toml(_with_defaults(config, given)), encoding="utf-8")
         self._log_file = base / "stderr.log"
         # Every process of this gateway inherits the mark, by which those left behind are found.
         self._mark = f"GATEWAY_PROCESS_TEST={uuid.uuid4().hex}"

@@ -13,6 +13,8 @@ from urllib.parse import parse_qs
 
 from botocore.credentials import Credentials
 
+from tests.support.connections import answering
+
 _ANSWER = (
     "<{action}Response xmlns='https://sts.amazonaws.com/doc/2011-06-15/'><{action}Result><Credentials>"
     "<AccessKeyId>{key}</AccessKeyId><SecretAccessKey>{secret}</SecretAccessKey><SessionToken>{token}</SessionToken>"
@@ -65,25 +67,9 @@ async def told_sts(now: Callable[[], float] = time.time) -> AsyncIterator[ToldSt
     """One that speaks, on a port of its own."""
     sts = ToldSts(now)
     sts.speaks.set()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await sts.answer(reader, writer)
-        finally:
-            writer.close()
-
-    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.ensure_future(answer(reader, writer)))
-
-    async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
-        sts.endpoint_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield sts
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with answering(sts.answer) as port:
+        sts.endpoint_url = f"http://127.0.0.1:{port}"
+        yield sts
 
 
 class LentByMoto(dict[str, Credentials]):

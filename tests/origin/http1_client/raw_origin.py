@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from gateway.origin.http1_client.client import Claim, Endpoint, Pool
 from gateway.origin.http1_client.connection import Supervision
 from gateway.origin.http1_client.response_stream import ResponseStream
+from tests.support.connections import answering
 
 REQUEST = b"GET /bucket/key HTTP/1.1\r\nhost: origin\r\n\r\n"
 
@@ -22,33 +23,21 @@ class RawOrigin:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._serving = set[asyncio.Task[None]]()
+        self._open = AsyncExitStack()
         self.connections = 0
         self.requests: list[bytes] = []
 
     async def start(self) -> Endpoint:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
-        return Endpoint(host, port, tls=False)
+        return Endpoint("127.0.0.1", await self._open.enter_async_context(answering(self._serve)), tls=False)
 
     async def stop(self) -> None:
-        self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._open.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while not writer.is_closing():
-                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-                await self._exchange(reader, writer)
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        while not writer.is_closing():
+            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+            await self._exchange(reader, writer)
 
 
 def saying(*parts: bytes, then_close: bool = False) -> Exchange:
