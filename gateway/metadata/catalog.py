@@ -9,6 +9,7 @@ What was asked before an own write of the key is never believed after it, on any
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -88,6 +89,37 @@ class Known(NamedTuple):
     freshness: Freshness
 
 
+class SizesSeen:
+    """How large the objects were that this process looked at last, by bucket and the ending of their names."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
+
+    def note(self, version: ObjectVersion) -> None:
+        """To be called when the origin has said how long an object is."""
+        kind = _kind(version.key)
+        sizes = self._kinds.get(kind)
+        if sizes is None:
+            sizes = self._kinds[kind] = deque(maxlen=SIZES_SEEN)
+            if len(self._kinds) > KINDS_MAX:
+                self._kinds.popitem(last=False)
+        sizes.append(version.size_bytes)
+
+    def are_within(self, key: ObjectKey, size_bytes: int) -> bool:
+        """Whether enough objects of this kind were looked at, the last ones all no longer than that."""
+        sizes = self._kinds.get(_kind(key), ())
+        return len(sizes) == SIZES_SEEN and max(sizes) <= size_bytes
+
+
+SIZES_SEEN = 8
+KINDS_MAX = 4096
+
+
+def _kind(key: ObjectKey) -> tuple[str, str]:
+    _, dot, ending = key.key.rpartition("/")[2].rpartition(".")
+    return key.bucket, ending if dot else ""
+
+
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
@@ -103,6 +135,7 @@ class Catalog:
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
         self.in_doubt = InDoubtWrites(clock)
         self.joined_calls = JoinedCalls(clock)
+        self.sizes_seen = SizesSeen()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -180,6 +213,7 @@ class Catalog:
                     self.shown(key, slot, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             head = object_head(key, response.headers, is_part=is_part)
+            self.sizes_seen.note(head.version)
             self.shown(key, slot, head.version.etag)
             return head
 
@@ -268,6 +302,7 @@ class Catalog:
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
+        self.sizes_seen.note(head.version)
         self.shown(head.version.key, slot, head.version.etag)
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")

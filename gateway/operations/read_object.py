@@ -9,7 +9,8 @@ Who names the version is made for one request:
     PendingVersions    the write-back buffer, before the origin has the object (pending_versions.py)
 
 What is known, fresh and in memory is answered in the call itself; the rest is waited for. Of an object of which nothing
-is known, the origin gives version and first bytes in one answer (`ask_unpinned`). Whatever does not go smoothly there
+is known, the origin gives version and first bytes in one answer (`ask_unpinned`); if checksums are wanted, which come
+only with the whole, this is so where objects like it fit in one block. Whatever does not go smoothly there
 is not judged: the usual way, a HEAD first, then finds out what to answer.
 
 A version that changed since it was learned answers 412 to the fetch; then the origin is asked, and all is made again.
@@ -387,9 +388,12 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     asked = _asked(context.request)
     if asked is None:
         return None
-    blocks = context.services.blocks
+    blocks, key = context.services.blocks, context.object_key
     wanted = blocks.first_fetched(*asked, context.slot.name)
-    look = blocks.first_look(context.object_key, wanted.first, vary_headers(headers))
+    sizes = context.services.catalog.sizes_seen
+    if brings_checksums(context, headers) and not sizes.are_within(key, wanted.length):
+        return None  # the whole would be asked for, and all behind the first block come in vain
+    look = blocks.first_look(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 

@@ -1,8 +1,8 @@
 """A page of ListObjectsV2 with all that it says of each object (S3 API, "ListObjectsV2").
 
-The origin was asked with `encoding-type=url`; keys are decoded where its answer says that it has encoded them
-(`EncodingType`), as not all stores know the parameter. Entries written the way most servers write them are read by a regular
-expression, at a tenth of an XML parser's cost; what does not fit it to the letter goes through the parser.
+The origin was asked with `encoding-type=url`. Not all stores know that: keys are decoded where the answer names an
+`EncodingType`. Entries written the way most servers write them are read by a regular expression, at a tenth of an XML
+parser's cost; what does not fit it to the letter goes through the parser.
 """
 
 from __future__ import annotations

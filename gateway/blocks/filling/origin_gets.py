@@ -27,6 +27,7 @@ from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
+from gateway.s3.headers import without_doubtful_checksums
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
@@ -341,6 +342,7 @@ class BodyCheck:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
         """The check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        headers = without_doubtful_checksums(headers)
         if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
             return None
         for algorithm in ALGORITHMS:

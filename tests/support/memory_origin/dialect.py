@@ -24,9 +24,6 @@ class Dialect:
     has_weak_etags: bool = False
     """Whether ETags in headers are weak (`W/"..."`): If-Match never holds for them (RFC 9110, 13.1.1)."""
 
-    types_checksums: bool = True
-    """Whether it says of which type a checksum is."""
-
     def understood(self, request: OriginRequest) -> OriginRequest:
         """The request without what the origin does not know."""
         if not self.encodes_keys:
@@ -46,8 +43,6 @@ class Dialect:
         headers: Mapping[str, str] = response.headers
         if request.key is not None and response.status < 400 and "etag" in headers:
             headers = {**headers, "etag": f"W/{headers['etag']}" if self.has_weak_etags else headers["etag"]}
-        if not self.types_checksums:
-            headers = {name: value for name, value in headers.items() if name != "x-amz-checksum-type"}
         if not self.knows_ranges:
             headers = {name: value for name, value in headers.items() if name != "accept-ranges"}
         response.headers = dict(headers)
