@@ -63,7 +63,7 @@ def test_3_9_keys_are_listed_as_the_origin_has_them(tmp_path: Path, slot: Slot, 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         for key in odd:
             gateway.origin.put("bucket", f"odd/{key}", b"x")
-        listed = {True: [], False: []}
+        listed: dict[bool, list[bytes]] = {True: [], False: []}
         for encodes, found in listed.items():
             gateway.origin.dialect.encodes_keys = encodes
             for _ in range(2):
