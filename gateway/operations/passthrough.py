@@ -24,7 +24,6 @@ _CHANGES_NOTHING = frozenset(
         "x-amz-api-version",
         "x-amz-content-sha256",
         "x-amz-date",
-        "x-amz-sdk-checksum-algorithm",
         "x-amz-security-token",
         "x-amz-te",
         "x-amz-user-agent",

@@ -63,7 +63,6 @@ _UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
     "x-amz-api-version",  # the AWS SDK for C++ says it with every request, and so pyarrow does
     "x-amz-content-sha256",
     "x-amz-date",
-    "x-amz-sdk-checksum-algorithm",  # of a body, which a read has not
     "x-amz-security-token",
     "x-amz-te",  # the AWS SDK for Java 2 takes an MD5 behind the body, and does without
     "x-amz-user-agent",
