@@ -35,7 +35,9 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
+from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
+from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.metric_observers import CatalogMetrics
@@ -44,6 +46,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -228,6 +231,18 @@ class Catalog:
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
+
+    def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
+        """The origin has just listed these objects of a bucket, in order: what is remembered of others under their keys
+        is void, on every worker. To be called before anybody is told."""
+        if self._store is not None:
+            pairs = [(entry.key, entry) for entry in entries]
+            self._store.void_if_listed_otherwise(bucket, pairs, lambda entry: (entry.etag, entry.size_bytes))
+
+    def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
+        """The same of records, as listings/records.py has them."""
+        if self._store is not None:
+            self._store.void_if_listed_otherwise(bucket, listed, etag_and_size)
 
     async def current(
         self,

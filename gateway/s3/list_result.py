@@ -96,8 +96,11 @@ _ENTRY = re.compile(
 _SIZE = re.compile("[0-9]{1,15}")
 
 
-def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
-    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
+def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -> ListedPage:
+    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order.
+
+    Of version 1, a page that `leads_on` names no token of the next.
+    """
     quick, rest = _quick_entries(body, with_owner=with_owner)
     root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
     if root is None or local_name(root) != "ListBucketResult":
@@ -114,7 +117,7 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
     token = child_text(root, "NextContinuationToken")
     truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
-    if truncated and not token:
+    if truncated and not token and leads_on:
         raise OriginBodyError("the origin's ListBucketResult is truncated and has no NextContinuationToken")
     return ListedPage(entries, prefixes, token if truncated else None, url)
 
