@@ -8,6 +8,7 @@ goes on from any source, on any worker.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -69,10 +70,17 @@ def list_objects(context: RequestContext) -> Answer:
     return _frozen(listing) if is_frozen else _of_bucket(listing)
 
 
+_ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+
+
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """The origin's own answer; what it lists in slots that remember is noticed as in a page of ours."""
+    """The origin's own answer; what it lists in slots that remember, and ETags that stand there twice, are looked at as
+    in a page of ours."""
     reply = await forward_joined(context)
-    if reply.status == 200 and isinstance(reply.body, bytes) and any(is_remembered(slot, {}) for slot in slots):
+    if reply.status != 200 or not isinstance(reply.body, bytes):
+        return reply
+    etags = _ETAG.findall(reply.body)
+    if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
         with suppress(OriginBodyError):  # the client is given it as it is
             page = parse_listed_page(reply.body, with_owner=False, leads_on=False)
             context.services.catalog.listed(context.request.bucket or "", page.entries)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.metadata.catalog import SIZES_SEEN
+from gateway.metadata.observed_habits import SIZES_SEEN
 from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix, Slot

@@ -198,6 +198,10 @@ class WrongAnswer(OriginBodyError):
     """The origin answered with something else than what was asked for: asking again would not help."""
 
 
+class RangeIgnored(WrongAnswer):
+    """The origin answered with the whole object instead of a range."""
+
+
 @dataclass(slots=True)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
@@ -315,7 +319,7 @@ def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRang
         if headers.get("content-range") != expected:
             raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of {expected!r}")
     elif asked.length != version.size_bytes:
-        raise WrongAnswer("the origin answered with the whole object instead of a range")
+        raise RangeIgnored("the origin answered with the whole object instead of a range")
     if headers.get("content-length", str(asked.length)) != str(asked.length):
         raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
 
