@@ -142,7 +142,7 @@ def test_9_8_a_crawl_finds_an_etag_of_different_objects(tmp_path: Path) -> None:
         assert not habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k030"), shared, 5))
         assert habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k010"), copied, 4))
 
-    play(tmp_path, scenario, IMMUTABLE, keys={f"k{number:03}" for number in range(10)})
+    play(tmp_path, scenario, IMMUTABLE, keys={f"k{number:03}" for number in range(10)}, page=100)
 
 
 def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> None:
