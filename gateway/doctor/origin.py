@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -18,9 +18,11 @@ from gateway.control.origin_check import SKEW_SECONDS_MAX, OriginChecks
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
-from gateway.errors import OriginError
+from gateway.errors import OriginBodyError, OriginError
+from gateway.metadata.observed_habits import OriginHabits, shared_etags
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
+from gateway.s3.list_result import ListedEntry, parse_listed_page
 from gateway.serve.own_credentials import find_own_key
 
 AREA, RIGHTS = "origin", "rights"
@@ -29,6 +31,7 @@ _HEADS = 7
 _FAR_SECONDS = 0.2
 _SKEW_TOLD_SECONDS = 5.0
 _PLACES_MAX = 20
+_LISTED = "200"
 _NO_SUCH_KEY = "forebay-doctor/there-is-no-such-object"
 
 
@@ -102,7 +105,9 @@ async def origin(
                 RIGHTS, "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"
             )
         for place in named[:_PLACES_MAX]:
-            yield await _readable(probe, place)
+            async with aclosing(_readable(probe, place)) as of_place:
+                async for finding_of_place in of_place:
+                    yield finding_of_place
         if len(named) > _PLACES_MAX:
             yield note(
                 RIGHTS,
@@ -170,31 +175,48 @@ def _clock(probe: OriginProbe) -> Finding:
     return ok(AREA, f"this machine's clock differs by less than {max(1.0, abs(skew)) + 1:.0f} s")
 
 
-async def _readable(probe: OriginProbe, place: Place) -> Finding:
-    """LIST, HEAD and GET under a prefix: the first object there, its first byte."""
+async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding, None]:
+    """LIST, HEAD and GET under a prefix: the first object there, its first byte; and what the answers show."""
     bucket, prefix = place.prefix.bucket, place.prefix.key_prefix
     where = f"{place.prefix} ({place.name})"
     try:
-        listed = await probe.ask("GET", bucket, query=(("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)))
+        listed = await probe.ask("GET", bucket, query=(("list-type", "2"), ("max-keys", _LISTED), ("prefix", prefix)))
         key = listed.first_key()
         head = await probe.ask("HEAD", bucket, key or f"{prefix}{_NO_SUCH_KEY}")
         read: Answered | None = None
         if key is not None and listed.first_size():
             read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0"})
     except OriginError as failure:
-        return error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
+        yield error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
+        return
     if listed.code == "NoSuchBucket":
-        return error(RIGHTS, f"{where}: there is no bucket {bucket}", "correct the prefix, or make the bucket")
+        yield error(RIGHTS, f"{where}: there is no bucket {bucket}", "correct the prefix, or make the bucket")
+        return
     refused = list(_refused(listed, head, read, has_key=key is not None))
     if refused:
-        return error(
+        yield error(
             RIGHTS,
             f"{where}: refused are {', '.join(refused)}",
             "allow these to the key in the bucket's policy or in IAM",
         )
-    if key is None:
-        return note(RIGHTS, f"{where}: list and head work; there is no object, so get was not tried")
-    return ok(RIGHTS, f"{where}: list, head{' and get' if read is not None else ''} work")
+    elif key is None:
+        yield note(RIGHTS, f"{where}: list and head work; there is no object, so get was not tried")
+    else:
+        yield ok(RIGHTS, f"{where}: list, head{' and get' if read is not None else ''} work")
+    for why in sorted(_habits(listed, head, read).reasons()):
+        yield warning(AREA, f"{where}: {why}", "they are not cached: see docs/origins.md")
+
+
+def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
+    """What keeps objects out of the cache, as far as the answers show it."""
+    entries: list[ListedEntry] = []
+    with suppress(OriginBodyError):
+        entries = parse_listed_page(listed.document, with_owner=False, leads_on=False).entries
+    return OriginHabits(
+        weak_etags=head.headers.get("etag", "").startswith("W/"),
+        no_ranges=read is not None and read.status == 200 and listed.first_size() > 1,
+        shared_etags=shared_etags((one.etag, one.size_bytes) for one in entries),
+    )
 
 
 def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key: bool) -> Iterator[str]:

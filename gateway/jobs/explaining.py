@@ -31,6 +31,7 @@ class Explainer:
         if slot.consistency == "snapshot":
             version = await asyncio.to_thread(self._frozen, key, slot)
         found = await tools.blocks.explain(key, version, slot.name)
+        habits = tools.catalog.habits(key.bucket)
         pins = [pin for pin in tools.blocks.pins() if Prefix.parse(pin).covers(*key)]
         return {
             "bucket": key.bucket,
@@ -40,7 +41,7 @@ class Explainer:
             "pins": sorted(pins),
             "blocks": _blocks(found),
             "held": {"blocks": found.holding.blocks, "bytes": found.holding.size_bytes},
-            "why_not_kept": found.why_not_kept,
+            "why_not_kept": found.why_not_kept or "; ".join(sorted(habits.reasons(version))) or None,
         }
 
     def _frozen(self, key: ObjectKey, slot: Slot) -> ObjectVersion | None:

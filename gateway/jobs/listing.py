@@ -64,6 +64,7 @@ async def list_pages(
             tools.origin, prefix, slot=slot, purpose=Purpose.WARM, start_after=after, token=token
         )
         page = parse_listed_page(document, with_owner=False)
+        tools.catalog.listed(prefix.bucket, page.entries)
         if bound is not None:
             listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)
         yield page.entries

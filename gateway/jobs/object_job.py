@@ -191,7 +191,10 @@ class ObjectJob:
         return await with_retries(self._tools.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
-        """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
+        """Every block of a version, as far as there is room; none where the slot keeps no object so large, or the
+        origin has it kept out."""
+        if self._tools.catalog.habits(version.key.bucket).reasons(version):
+            return
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
             return
         arrived: list[int] = []

@@ -34,7 +34,20 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
+from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
+from gateway.metadata.listing.records import DIGEST, etag_and_size
+from gateway.metadata.observed_habits import (
+    HABITS_REREAD_SECONDS,
+    HABITS_SECONDS,
+    KINDS_MAX,
+    OriginHabits,
+    SizesSeen,
+    habits_version,
+    pack_habits,
+    shared_etags,
+    unpack_habits,
+)
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.metric_observers import CatalogMetrics
@@ -43,6 +56,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
+from gateway.s3.list_result import ListedEntry
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -103,6 +117,10 @@ class Catalog:
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
         self.in_doubt = InDoubtWrites(clock)
         self.joined_calls = JoinedCalls(clock)
+        self.sizes_seen = SizesSeen()
+        self._habits: dict[str, tuple[OriginHabits, float]] = {}
+        """Of a bucket, and up to when they are not read again."""
+        self._told: set[str] = set()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -180,6 +198,7 @@ class Catalog:
                     self.shown(key, slot, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             head = object_head(key, response.headers, is_part=is_part)
+            self._seen(head)
             self.shown(key, slot, head.version.etag)
             return head
 
@@ -194,6 +213,58 @@ class Catalog:
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
+
+    def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
+        """The origin has just listed these objects of a bucket, in order: what is remembered of others under their keys
+        is void, on every worker. To be called before anybody is told."""
+        if len({entry.etag for entry in entries}) < len(entries):
+            shared = shared_etags((entry.etag, entry.size_bytes) for entry in entries)
+            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
+        if self._store is not None:
+            pairs = [(entry.key, entry) for entry in entries]
+            self._store.void_if_listed_otherwise(bucket, pairs, lambda entry: (entry.etag, entry.size_bytes))
+
+    def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
+        """The same of records (listing/records.py)."""
+        if len({record[DIGEST] for _, record in listed}) < len(listed):
+            shared = shared_etags(etag_and_size(record) for _, record in listed)
+            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
+        if self._store is not None:
+            self._store.void_if_listed_otherwise(bucket, listed, etag_and_size)
+
+    def habits(self, bucket: str) -> OriginHabits:
+        """What the origin was found to do in a bucket, by this process or, a second ago at least, by others."""
+        now_seconds = self._clock.monotonic()
+        known = self._habits.get(bucket)
+        if known is None or now_seconds >= known[1]:
+            entry = self._store.lookup_version(habits_version(bucket)) if self._store is not None else None
+            habits = unpack_habits(entry, self._boot, now_seconds) if entry is not None else OriginHabits()
+            if len(self._habits) >= KINDS_MAX:
+                self._habits.clear()
+            known = self._habits[bucket] = habits, now_seconds + HABITS_REREAD_SECONDS
+        return known[0]
+
+    def learn_habits(self, bucket: str, found: OriginHabits) -> None:
+        """The origin's answers have shown this of a bucket. Told once, and to all processes."""
+        before = self.habits(bucket)
+        now = before.joined(found)
+        if now == before:
+            return
+        if now.shared_etags != before.shared_etags:
+            self.forget_bucket(bucket)  # who answers by what was believed until now asks again
+        for why in now.reasons() - before.reasons() - self._told:
+            self._told.add(why)
+            _log.warning("objects of a bucket are kept out of the cache", bucket=bucket, because=why)
+        seconds = HABITS_REREAD_SECONDS if self._store is not None else HABITS_SECONDS
+        self._habits[bucket] = now, self._clock.monotonic() + seconds
+        version = habits_version(bucket)
+        head = ObjectHead(version, pack_habits(now), None)
+        self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
+
+    def _seen(self, head: ObjectHead) -> None:
+        self.sizes_seen.note(head.version)
+        if head.version.etag.startswith("W/"):
+            self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
 
     async def current(
         self,
@@ -268,6 +339,7 @@ class Catalog:
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
+        self._seen(head)
         self.shown(head.version.key, slot, head.version.etag)
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")

@@ -64,6 +64,7 @@ from gateway.s3.headers import (
     format_http_date,
     parse_content_range,
     parse_http_date,
+    unquote,
 )
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 
@@ -259,6 +260,15 @@ def _pack_head(head: ObjectHead) -> tuple[int, int, int, bytes, bytes]:
 def has_extra(record: bytes) -> bool:
     """Whether an extra record belongs to it."""
     return len(record) >= _FIXED.size and bool(record[_CHECKSUM_BYTES] & _EXTRA)  # the flags' low byte comes first
+
+
+def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
+    """Whether a record is about an object of this ETag, as listings write it, and size; not whether it is whole."""
+    flags, has = int.from_bytes(record[_CHECKSUM_BYTES : _CHECKSUM_BYTES + 2], "little"), record[_FIXED.size :]
+    if flags & _ABSENT or _FIXED.unpack_from(record)[7] != size_bytes:
+        return False
+    known = has.hex() if flags & _MD5 else unquote(has.decode("latin-1").removeprefix("W/"))
+    return not etag or known == unquote(etag.removeprefix("W/"))
 
 
 def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:

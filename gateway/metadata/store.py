@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import threading
 import time
 from collections import deque
@@ -33,12 +34,14 @@ import lmdb
 from gateway.immutable import immutable
 from gateway.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
+    CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
     Entry,
     InvalidationEpochs,
     Watch,
     catalog_key,
     has_extra,
+    is_listed_so,
     is_version,
     pack,
     unpack,
@@ -51,6 +54,7 @@ from gateway.model import ObjectKey, ObjectVersion
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class DiskThread:
@@ -148,6 +152,8 @@ LANDED_PER_TRANSACTION = 32
 _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
+_COMPARED = CATALOG_KEY_BYTES_MAX - 32
+"""So much of a catalog key is the bucket's name and the key's, however long that is."""
 
 
 @immutable
@@ -259,6 +265,30 @@ class CatalogStore:
         entry = unpack(record_key, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
             self.epochs.change_key(key)
+
+    def void_if_listed_otherwise(
+        self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
+    ) -> None:
+        """Void what is known of keys, in order, of which the origin has listed another `version`: ETag and size."""
+        if not listed:
+            return
+        found = []
+        try:
+            with self._environment.begin(self._entries) as transaction:
+                cursor, last = transaction.cursor(), catalog_key(ObjectKey(bucket, listed[-1][0].decode()))
+                first = catalog_key(ObjectKey(bucket, listed[0][0].decode()))
+                if not cursor.set_range(first[:_COMPARED]) or cursor.key()[:_COMPARED] > last:
+                    return
+                for raw, said in listed:
+                    key = ObjectKey(bucket, raw.decode())
+                    record = transaction.get(catalog_key(key))
+                    if record is not None and not is_listed_so(record, *version(said)):
+                        found.append(key)
+        except (lmdb.Error, struct.error):
+            return  # what cannot be read answers nobody
+        for key in found:
+            if self.lookup(key) is not None:
+                self.epochs.change_key(key)
 
     def entries(self) -> int:
         """How many keys have a record, void ones included."""

@@ -269,6 +269,7 @@ async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str |
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(response.status, list(response.headers.items()), document)
         page = parse_listed_page(await _document(listing, response), with_owner=listing.query.with_owner)
+    listing.context.services.catalog.listed(listing.bucket, page.entries)
     entries = [entry for entry in page.entries if entry.key >= wanted.start]
     return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
 

@@ -25,6 +25,7 @@ _CHANGES_NOTHING = frozenset(
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-security-token",
+        "x-amz-te",
         "x-amz-user-agent",
         "x-amzn-trace-id",
         "x-forebay-hop",

@@ -403,6 +403,8 @@ def _read(
         return None
     if not _STRONG_ETAG.fullmatch(head.version.etag.encode("latin-1")):
         return None
+    if not services.catalog.habits(key.bucket).is_distinct(head.version):
+        return None
     blocks = services.blocks.held_object(head.version, slot.name)
     return PreparedRead(services, key, operation, slot, held, blocks, tally)
 

@@ -9,7 +9,8 @@ Who names the version is made for one request:
     PendingVersions    the write-back buffer, before the origin has the object (pending_versions.py)
 
 What is known, fresh and in memory is answered in the call itself; the rest is waited for. Of an object of which nothing
-is known, the origin gives version and first bytes in one answer (`ask_unpinned`). Whatever does not go smoothly there
+is known, the origin gives version and first bytes in one answer (`ask_unpinned`); if checksums are wanted, which come
+only with the whole, this is so where objects like it fit in one block. Whatever does not go smoothly there
 is not judged: the usual way, a HEAD first, then finds out what to answer.
 
 A version that changed since it was learned answers 412 to the fetch; then the origin is asked, and all is made again.
@@ -22,13 +23,15 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import RangeIgnored, UnpinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.entries import ObjectHead, object_head_of_get
+from gateway.metadata.observed_habits import OriginHabits
 from gateway.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
@@ -63,6 +66,7 @@ _UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
     "x-amz-content-sha256",
     "x-amz-date",
     "x-amz-security-token",
+    "x-amz-te",  # the AWS SDK for Java 2 takes an MD5 behind the body, and does without
     "x-amz-user-agent",
     "x-amzn-trace-id",
 }
@@ -166,8 +170,8 @@ class VersionSource(Protocol):
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         """Whether `open` failed because `head` is out of date: then it is forgotten, and is to be asked for `again`."""
 
-    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]] | None:
-        """What to call when the origin turns out in the midst of a body not to have the version."""
+    def on_cut_body(self, head: ObjectHead) -> Callable[[OriginAnswered | OriginBodyError], Awaitable[object]]:
+        """What to call when the origin turns out in the midst of a body not to have the version, or not to give it."""
 
 
 class CurrentVersions:
@@ -247,7 +251,17 @@ class CurrentVersions:
         return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        return is_cacheable(self.context.request, head)
+        """Where the origin knows no ranges, only what is asked for whole and is one block, or is here, is."""
+        context, version = self.context, head.version
+        if not is_cacheable(context, head):
+            return False
+        if not context.services.catalog.habits(version.key.bucket).no_ranges or not version.size_bytes:
+            return True
+        blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
+        is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
+        return (is_one and "range" not in context.request.headers) or blocks.holds(
+            version, whole, slot=context.slot.name
+        )
 
     def conditions(self) -> dict[str, str]:
         return self.headers
@@ -259,7 +273,11 @@ class CurrentVersions:
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Of a remembered version every refusal may mean so; of one that the origin has just named, 412 alone."""
+        """Of a remembered version every refusal may mean so; of one that the origin has just named, 412 alone. Once it
+        is known that there are no ranges, the version is read in another way."""
+        if isinstance(error, RangeIgnored):
+            self.context.services.catalog.learn_habits(head.version.key.bucket, OriginHabits(no_ranges=True))
+            return True
         if isinstance(error, OriginBodyError):
             is_outdated = head.remembered
         else:
@@ -268,8 +286,8 @@ class CurrentVersions:
             await self._forget()
         return is_outdated
 
-    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]] | None:
-        return self._forget if head.remembered else None
+    def on_cut_body(self, head: ObjectHead) -> Callable[[OriginAnswered | OriginBodyError], Awaitable[object]]:
+        return partial(self.is_outdated, head)
 
     async def _forget(self) -> None:
         await invalidate(changed_by(self.context))
@@ -331,14 +349,21 @@ def wants_revalidation(context: RequestContext) -> bool:
 
 def has_cacheable_bytes(head: ObjectHead) -> bool:
     """Whether blocks may hold the bytes of a version."""
-    if not head.version.etag or "x-amz-server-side-encryption-customer-algorithm" in head.headers:
+    if (
+        not head.version.etag
+        or head.version.etag.startswith("W/")
+        or "x-amz-server-side-encryption-customer-algorithm" in head.headers
+    ):
         return False
     return head.headers.get("x-amz-storage-class") not in _ARCHIVED or "x-amz-restore" in head.headers
 
 
-def is_cacheable(request: S3Request, head: ObjectHead) -> bool:
+def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
     """Whether blocks may hold the bytes that a request asks of a version."""
-    if not has_cacheable_bytes(head):
+    request = context.request
+    if not has_cacheable_bytes(head) or not context.services.catalog.habits(head.version.key.bucket).is_distinct(
+        head.version
+    ):
         return False
     if head.version.size_bytes == 0 and "range" in request.headers:
         return False  # servers differ about ranges of nothing, and nothing is lost by asking
@@ -387,9 +412,15 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     asked = _asked(context.request)
     if asked is None:
         return None
-    blocks = context.services.blocks
+    blocks, key = context.services.blocks, context.object_key
     wanted = blocks.first_fetched(*asked, context.slot.name)
-    look = blocks.first_look(context.object_key, wanted.first, vary_headers(headers))
+    catalog = context.services.catalog
+    if brings_checksums(context, headers) and not catalog.sizes_seen.are_within(key, wanted.length):
+        return None  # the whole would be asked for, and all behind the first block come in vain
+    habits = catalog.habits(key.bucket)
+    if habits.weak_etags or habits.no_ranges:
+        return None  # the answer could not be gone on from
+    look = blocks.first_look(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 
@@ -413,6 +444,8 @@ async def ask_unpinned(
         head = _understood(key, response, answer)
         look.known_empty = head is None
         if head is not None:
+            if not whole and response.status == 200 and (wanted.first or head.version.size_bytes > wanted.length):
+                catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
             catalog.learned(head, context.slot, since, headers=headers, with_checksums=whole)
         return Seen(head, answer)
     except BaseException:
@@ -671,8 +704,7 @@ class _Get:
         span = reader.whole()
         if span is not None:
             return Response(status, lengths, span, reader.outcome, None, encoded, span.failed, reason=why)
-        on_cut = self.versions.on_cut_body(head)
-        body = reader.body() if on_cut is None else _watched(reader.body(), on_cut)
+        body = _watched(reader.body(), self.versions.on_cut_body(head))
         return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed, reason=why)
 
 
@@ -682,14 +714,16 @@ def _hand_on_if_later(error: OriginError) -> None:
         raise error
 
 
-async def _watched(body: BodyStream, on_cut: Callable[[], Awaitable[None]]) -> BodyStream:
+async def _watched(
+    body: BodyStream, on_cut: Callable[[OriginAnswered | OriginBodyError], Awaitable[object]]
+) -> BodyStream:
     """The body; where the origin turns out to have another version in the midst of it, the next try shall see that."""
     async with aclosing(body):
         try:
             async for piece in body:
                 yield piece
-        except (OriginAnswered, OriginBodyError):
-            await on_cut()
+        except (OriginAnswered, OriginBodyError) as error:
+            await on_cut(error)
             raise
 
 

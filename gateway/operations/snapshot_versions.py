@@ -121,7 +121,7 @@ class SnapshotVersions:
                 return head
         elif request.parameter("partNumber") is None:
             head = head or listed_head(frozen)
-            if is_cacheable(request, head) and (is_not_modified(self.context, head) or self._is_cached(head)):
+            if is_cacheable(self.context, head) and (is_not_modified(self.context, head) or self._is_cached(head)):
                 return head
         raise (await self._explained(error) if is_gone else error)
 
@@ -129,7 +129,7 @@ class SnapshotVersions:
         return await self.forward()  # HEAD has no error document
 
     def is_served(self, head: ObjectHead) -> bool:
-        return is_cacheable(self.context.request, head)
+        return is_cacheable(self.context, head)
 
     def conditions(self) -> dict[str, str]:
         return self.headers | pin(self._object())
@@ -152,7 +152,7 @@ class SnapshotVersions:
             raise await self._explained(error) from None
         return False
 
-    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]]:
+    def on_cut_body(self, head: ObjectHead) -> Callable[[OriginError], Awaitable[object]]:
         return self._lose
 
     def _object(self) -> SnapshotObject:
@@ -173,7 +173,7 @@ class SnapshotVersions:
         self._snapshot.keep(head, with_checksums=with_checksums)
         self.context.services.catalog.learned_version(head, with_checksums=with_checksums)
 
-    async def _lose(self) -> None:
+    async def _lose(self, _error: OriginError | None = None) -> None:
         self._snapshot.lose(self.context.object_key.key)
 
     def _is_cached(self, head: ObjectHead, byte_range: ByteRange | None = None) -> bool:

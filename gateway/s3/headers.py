@@ -110,7 +110,7 @@ def filter_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def filter_response_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """Every header of the origin's answer that goes along; its request id under a name of its own."""
-    onward = [(name, value) for name, value in headers.items() if name not in _SET_ANEW_FOR_THE_CLIENT]
+    onward = [(n, v) for n, v in without_doubtful_checksums(headers).items() if n not in _SET_ANEW_FOR_THE_CLIENT]
     if "x-amz-request-id" in headers:
         onward.append(("x-forebay-origin-request-id", headers["x-amz-request-id"]))
     return onward
@@ -220,6 +220,14 @@ def is_md5_etag(etag: str) -> bool:
 def is_of_parts(etag: str) -> bool:
     """Return whether `etag` ends like that of a multipart object: `-` and the number of parts."""
     return bool(_OF_PARTS.search(unquote(etag)))
+
+
+def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Leave out the checksums of an object of parts that do not say whether they are of its bytes or of its parts'
+    checksums: no `x-amz-checksum-type`, and no `-N` behind the value. SDKs take them for the former."""
+    if "x-amz-checksum-type" in headers or not is_of_parts(headers.get("etag", "").removeprefix("W/")):
+        return headers
+    return {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-") or "-" in value}
 
 
 def multipart_etag(part_etags: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
 """A page of ListObjectsV2 with all that it says of each object (S3 API, "ListObjectsV2").
 
-The origin was asked with `encoding-type=url`. Entries written the way most servers write them are read by a regular
-expression, at a tenth of an XML parser's cost; what does not fit it to the letter goes through the parser.
+The origin was asked with `encoding-type=url`. Not all stores know that: keys are decoded where the answer names an
+`EncodingType`. Entries written the way most servers write them are read by a regular expression, at a tenth of an XML
+parser's cost; what does not fit it to the letter goes through the parser.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class ListedPage(NamedTuple):
     entries: list[ListedEntry]
     prefixes: list[bytes]
     next_token: str | None
+    is_url_encoded: bool = False
+    """Whether the document had its keys percent-encoded."""
 
 
 EMPTY_PAGES_MAX = 100
@@ -93,25 +96,35 @@ _ENTRY = re.compile(
 _SIZE = re.compile("[0-9]{1,15}")
 
 
-def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
-    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
-    entries, rest = _quick_entries(body, with_owner=with_owner)
+def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -> ListedPage:
+    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order.
+
+    Of version 1, a page that `leads_on` names no token of the next.
+    """
+    quick, rest = _quick_entries(body, with_owner=with_owner)
     root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
     if root is None or local_name(root) != "ListBucketResult":
         raise OriginBodyError("the origin's answer to ListObjectsV2 is no ListBucketResult")
-    entries += [_entry(node, with_owner=with_owner) for node in root if local_name(node) == "Contents"]
-    prefixes = [_key(child_text(node, "Prefix") or "") for node in root if local_name(node) == "CommonPrefixes"]
+    url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
+    entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
+    entries += [_entry(node, with_owner=with_owner, url=url) for node in root if local_name(node) == "Contents"]
+    prefixes = [
+        _key((child_text(node, "Prefix") or "").encode(), url=url)
+        for node in root
+        if local_name(node) == "CommonPrefixes"
+    ]
     if not _ascend(entry.key for entry in entries) or not _ascend(prefixes):
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
-    truncated = (child_text(root, "IsTruncated") or "").strip() == "true"
     token = child_text(root, "NextContinuationToken")
-    if truncated and not token:
+    truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
+    if truncated and not token and leads_on:
         raise OriginBodyError("the origin's ListBucketResult is truncated and has no NextContinuationToken")
-    return ListedPage(entries, prefixes, token if truncated else None)
+    return ListedPage(entries, prefixes, token if truncated else None, url)
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:
-    """The entries that could be read quickly, and the document without them: all, or none."""
+    """The entries that could be read quickly, with keys as they stand there, and the document without them: all, or
+    none."""
     start, end = body.find(b"<Contents>"), body.rfind(b"</Contents>") + len(b"</Contents>")
     if start < 0 or end < start:
         return [], body
@@ -125,9 +138,7 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
         template = template_of_parts(before, after, with_owner)
         if b"&" in plain_etag or template is None:
             return [], body
-        entries.append(
-            ListedEntry(_key(key.decode("latin-1")), modified.decode("latin-1"), _text(plain_etag), int(size), template)
-        )
+        entries.append(ListedEntry(key, modified.decode("latin-1"), _text(plain_etag), int(size), template))
         place = found.end()
     return entries, body[:start] + body[place:]
 
@@ -143,9 +154,9 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _entry(node: Element, *, with_owner: bool) -> ListedEntry:
+def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:
     fields = {local_name(child): child.text or "" for child in node}
-    key, size = _key(fields.get("Key", "")), fields.get("Size", "").strip()
+    key, size = _key(fields.get("Key", "").encode(), url=url), fields.get("Size", "").strip()
     if not _SIZE.fullmatch(size):
         raise OriginBodyError("the origin's ListBucketResult has an entry without size")
     return ListedEntry(
@@ -190,9 +201,13 @@ def _xml(node: Element) -> str:
     return f"<{name}>{escape(node.text or '')}{''.join(_xml(child) for child in node)}</{name}>"
 
 
-def _key(text: str) -> bytes:
+def decoded_key(text: bytes) -> bytes:
     """A percent-encoded key or prefix; S3 writes a space as `+`."""
-    key = unquote_to_bytes(text.replace("+", " "))
+    return unquote_to_bytes(text.replace(b"+", b" "))
+
+
+def _key(text: bytes, *, url: bool) -> bytes:
+    key = decoded_key(text) if url else text
     if not key:
         raise OriginBodyError("the origin's ListBucketResult has an entry without key")
     try:

@@ -261,7 +261,7 @@ SIGNATURE_PARAMETERS = frozenset(
 )
 """Lower-cased names of the parameters that carry a presigned request's signature (versions 4 and 2)."""
 
-_HARMLESS = SIGNATURE_PARAMETERS | {"x-id", "x-amz-user-agent", "content-type", "content-md5"}
+_HARMLESS = SIGNATURE_PARAMETERS | {"x-id", "x-amz-te", "x-amz-user-agent", "content-type", "content-md5"}
 """Lower-cased names that change no operation: signatures, and what SDKs add, such as headers that they sign."""
 
 _HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")

@@ -61,6 +61,7 @@ class Pages:
         return (
             '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<Name>load</Name><Prefix>{prefix}</Prefix><KeyCount>{len(numbers)}</KeyCount><MaxKeys>1000</MaxKeys>"
+            "<EncodingType>url</EncodingType>"
             f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}"
             f"{_entries(numbers)}</ListBucketResult>"
         ).encode()

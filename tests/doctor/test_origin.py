@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,21 @@ def test_reading_is_tried_and_nothing_else(home: StrictOrigin) -> None:
         assert lines(findings, "rights") == ["ok: s3://b/data/ (slot data): list, head and get work"]
         assert any("a HEAD takes" in line and "median of 7" in line for line in lines(findings, "origin"))
         assert {line.split(b" ")[0] for line in home.request_lines} <= {b"GET", b"HEAD"}
+
+
+def test_9_8_what_keeps_objects_out_of_the_cache_is_said(home: StrictOrigin) -> None:
+    """9.8 Weak ETags, no ranges, and one ETag for objects of different sizes; not one that copies share."""
+    home.model.put("b", "data/copy", b"0123")
+    with home:
+        assert not [one for one in found(settings(home.endpoint_url)) if one.level is Level.WARNING]
+        home.model.dialect.has_weak_etags = True
+        home.model.dialect.knows_ranges = False
+        objects = home.model.buckets["b"].objects
+        home.model.put("b", "data/second", b"other size")
+        objects["data/second"] = replace(objects["data/second"], etag=objects["data/copy"].etag)
+        told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.WARNING]
+    assert [any(word in line for line in told) for word in ("weak ETags", "a range", "the same ETag")] == [True] * 3
+    assert len(told) == 3
 
 
 def test_a_slot_that_is_written_is_named_for_the_write_test(home: StrictOrigin) -> None:

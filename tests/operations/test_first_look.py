@@ -6,6 +6,7 @@ All of it for bodies that come in pieces behind their heads, and for small ones 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.metadata.observed_habits import SIZES_SEEN
 from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix, Slot
@@ -24,6 +26,7 @@ from tests.support.blocks import until
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.digests import encoded
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Refusal
 from tests.support.whole_answers import WholeAnswers
@@ -82,13 +85,25 @@ def test_what_says_later_is_handed_on(tmp_path: Path, status: int) -> None:
     asyncio.run(scenario())
 
 
+async def read_some(gateway: GatewayApp, content: bytes = SMALL) -> None:
+    """Read as many objects as it takes to guess the size of others like them."""
+    for number in range(SIZES_SEEN):
+        gateway.origin.put("bucket", f"before-{number}", content)
+        assert (await call(gateway.app, "GET", f"/bucket/before-{number}", CHECKSUMS)).body == content
+    await gateway.blocks.settle()
+    gateway.origin.calls.clear()
+
+
 @pytest.mark.parametrize("consistency", SLOTS)
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS, {"Range": "bytes=100-199"}])
 def test_a_cold_small_object_costs_one_request(tmp_path: Path, consistency: str, headers: dict[str, str]) -> None:
-    """Whatever the slot, with checksums asked for or not: one GET, and the same answer as a second time."""
+    """Whatever the slot, with checksums asked for or not: one GET, and the same answer as a second time. Where they are
+    asked for, this is so when a few others were small."""
 
     async def scenario() -> None:
         async with gateway_app(tmp_path, slots=SLOTS[consistency]) as gateway:
+            if headers == CHECKSUMS:
+                await read_some(gateway)
             gateway.origin.put("bucket", "k", SMALL, {"x-amz-meta-label": "cat"})
             cold = await call(gateway.app, "GET", "/bucket/k", headers)
             assert asked(gateway) == ["GET"]
@@ -119,9 +134,40 @@ def test_a_cold_large_object_is_whole(tmp_path: Path, headers: dict[str, str]) -
             etag = gateway.origin.put("bucket", "k", LARGE)
             answer = await call(gateway.app, "GET", "/bucket/k", headers)
             assert (answer.status, answer.body, answer.headers["content-length"]) == (200, LARGE, str(len(LARGE)))
-            assert asked(gateway) == ["GET"] * 8
-            pins = [call.headers.get("if-match") for call in gateway.origin.calls]
-            assert pins == [None] + [etag] * 7
+            gets = [call for call in gateway.origin.calls if call.method == "GET"]
+            assert asked(gateway)[len(headers) :] == ["GET"] * 8, "a HEAD before them tells the checksums"
+            assert all("range" in call.headers for call in gets)
+            assert [call.headers.get("if-match") for call in gets] == [etag if headers else None] + [etag] * 7
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("consistency", SLOTS)
+def test_5_3_a_cold_object_of_several_blocks_is_asked_for_by_range(tmp_path: Path, consistency: str) -> None:
+    """5.3 Its checksums come with a HEAD: no answer is broken off, and no byte comes twice, whatever the object before
+    it was; after a few small ones only the first of its kind is mistaken for one."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS[consistency]) as gateway:
+            gateway.origin.put("bucket", "small", SMALL)
+            assert (await call(gateway.app, "GET", "/bucket/small", CHECKSUMS)).body == SMALL
+            sent = {"x-amz-checksum-sha256": encoded(hashlib.sha256(LARGE).digest())}
+            for number in range(3):
+                await call(gateway.app, "PUT", f"/bucket/large-{number}", sent, LARGE)
+                gateway.origin.calls.clear()
+                answer = await call(gateway.app, "GET", f"/bucket/large-{number}", CHECKSUMS)
+                assert answer.body == LARGE
+                assert answer.headers["x-amz-checksum-sha256"] == sent["x-amz-checksum-sha256"]
+                ranges = [call.headers.get("range") for call in gateway.origin.calls if call.method == "GET"]
+                assert len(set(ranges)) == len(ranges) == 8
+                assert None not in ranges
+            await read_some(gateway)
+            for number, mistaken in enumerate([1, 0, 0]):
+                gateway.origin.put("bucket", f"later-{number}", LARGE)
+                gateway.origin.calls.clear()
+                assert (await call(gateway.app, "GET", f"/bucket/later-{number}", CHECKSUMS)).body == LARGE
+                gets = [call for call in gateway.origin.calls if call.method == "GET"]
+                assert sum("range" not in call.headers for call in gets) == mistaken
 
     asyncio.run(scenario())
 

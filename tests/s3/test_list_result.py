@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
 from gateway.s3.list_result import EMPTY_PAGES_MAX, EntryTemplate, ListedEntry, PageChain, parse_listed_page
-from gateway.s3.xml_writer import encode_list_key
+from gateway.s3.xml_writer import encode_list_key, escape
 
 PAGE = (
     '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-    "<Name>b</Name><IsTruncated>{truncated}</IsTruncated>{more}</ListBucketResult>"
+    "<Name>b</Name>{encoding}<IsTruncated>{truncated}</IsTruncated>{more}</ListBucketResult>"
 )
 DATE = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
 TAIL = "<StorageClass>GLACIER</StorageClass>"
@@ -20,8 +20,8 @@ CONTENTS = f"<Contents><Key>a+b%2Fc%26</Key>{DATE}<ETag>&quot;e&quot;</ETag><Siz
 ENTRY = ListedEntry(b"a b/c&", "2026-01-01T00:00:00.000Z", '"e"', 5, EntryTemplate("", None, TAIL))
 
 
-def page(truncated: str = "false", more: str = CONTENTS) -> bytes:
-    return PAGE.format(truncated=truncated, more=more).encode()
+def page(truncated: str = "false", more: str = CONTENTS, encoding: str = "<EncodingType>url</EncodingType>") -> bytes:
+    return PAGE.format(truncated=truncated, more=more, encoding=encoding).encode()
 
 
 OTHER_WAYS = [
@@ -56,6 +56,23 @@ def test_what_else_is_said_of_an_object_is_kept() -> None:
 KEY = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
 
+PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=8)
+
+
+@given(st.sets(PRINTABLE, max_size=8), st.sets(PRINTABLE, max_size=4), st.booleans())
+@example({"a+b.txt", "a%20b", "ä.txt", "a&b", "%"}, {"c+d/"}, True)
+def test_a_key_that_is_not_encoded_is_taken_as_it_stands(keys: set[str], prefixes: set[str], is_quick: bool) -> None:
+    """An origin that knows no `encoding-type` says so by not naming it, and its keys are not decoded."""
+    tag = "Contents" if is_quick else 'Contents a="b"'
+    ordered, rolled = sorted(key.encode() for key in keys), sorted(prefix.encode() for prefix in prefixes)
+    more = "".join(
+        f"<{tag}><Key>{escape(key.decode())}</Key>{DATE}<ETag>e</ETag><Size>1</Size></Contents>" for key in ordered
+    )
+    more += "".join(f"<CommonPrefixes><Prefix>{escape(one.decode())}</Prefix></CommonPrefixes>" for one in rolled)
+    found = parse_listed_page(page(more=more, encoding=""), with_owner=False)
+    assert ([one.key for one in found.entries], found.prefixes) == (ordered, rolled)
+
+
 @given(st.sets(KEY, max_size=8), st.sets(KEY, max_size=4), st.booleans())
 def test_every_key_comes_decoded(keys: set[str], prefixes: set[str], is_quick: bool) -> None:
     """Whatever characters it is made of, on both ways."""
@@ -79,6 +96,8 @@ def test_a_truncated_page_names_the_next() -> None:
     token = "<NextContinuationToken>t=</NextContinuationToken>"
     assert parse_listed_page(page("true", token), with_owner=False).next_token == "t="
     assert parse_listed_page(page("false", token), with_owner=False).next_token is None
+    without_flag = page("x", token).replace(b"<IsTruncated>x</IsTruncated>", b"")
+    assert parse_listed_page(without_flag, with_owner=False).next_token == "t=", "it names a next page"
     with pytest.raises(OriginBodyError, match="NextContinuationToken"):
         parse_listed_page(page("true"), with_owner=False)
 

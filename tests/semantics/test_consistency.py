@@ -288,6 +288,31 @@ def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, he
     play(tmp_path, IMMUTABLE, scenario)
 
 
+@pytest.mark.parametrize("slot", [IMMUTABLE, STRICT])
+def test_3_8_an_offer_need_not_be_taken_up(tmp_path: Path, slot: Slot) -> None:
+    """3.8 Who could do with more than the object is answered from the cache as everybody else; nothing of the offer
+    reaches the origin, whose answer might be for this client only. LIST and GetBucketLocation, too."""
+    headers = {"x-amz-te": "append-md5"}
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        plain = await ask(gateway, "GET")
+        await gateway.blocks.settle()
+        gets = gateway.origin.count(Operation.GET_OBJECT)
+        for asked in ({}, {"Range": "bytes=0-1"}):
+            answer = await ask(gateway, "GET", headers={**headers, **asked})
+            assert (answer.headers["x-forebay-cache"], answer.headers["etag"]) == ("hit", plain.headers["etag"])
+            assert answer.body == (plain.body[:2] if asked else plain.body)
+        assert gateway.origin.count(Operation.GET_OBJECT) == gets
+        assert not [call for call in gateway.origin.calls if headers.keys() & call.headers.keys()]
+        if slot is IMMUTABLE:
+            for target in ("/bucket?list-type=2", "/bucket?location"):
+                await ask(gateway, "GET", target, headers=headers)
+                again = await ask(gateway, "GET", target, headers=headers)
+                assert again.headers["x-forebay-cache"] == "hit"
+
+    play(tmp_path, slot, scenario)
+
+
 def test_3_8_checksums_come_to_those_who_asked_for_them_and_to_nobody_else(tmp_path: Path) -> None:
     """3.8 A look-up with x-amz-checksum-mode is answered by one that was made with it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import AlterBody, Hold, on
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
@@ -66,6 +67,70 @@ def test_3_11_a_listing_keeps_what_is_remembered_fresh(tmp_path: Path) -> None:
         assert (head.headers["x-amz-meta-label"], head.headers["etag"]) == ("cat", first.headers["etag"])
         await clock.advance(1.0)
         assert cache_label(await ask(gateway, "HEAD")) == "miss"
+
+    play(tmp_path, TTL, scenario)
+
+
+IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable")
+NEGATIVE = Slot("n", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=10.0)
+PART = Slot("p", Prefix.parse("s3://bucket/k"), "read-write", "ttl", 60.0)
+"""Beside which the bucket is strict."""
+
+LISTS = [
+    ("list-type=2", {}),
+    ("list-type=2&delimiter=/", {}),
+    ("encoding-type=url&max-keys=1", {}),
+    ("list-type=2", {"Cache-Control": "no-cache"}),
+    ("list-type=2", {"Origin": "http://page"}),
+]
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE, NEGATIVE, PART], ids=lambda slot: slot.name)
+@pytest.mark.parametrize(("query", "headers"), LISTS)
+@pytest.mark.parametrize("listed_before", [False, True])
+def test_3_11_what_a_listing_shows_is_what_is_read(
+    tmp_path: Path, slot: Slot, query: str, headers: dict[str, str], listed_before: bool
+) -> None:
+    """3.11 When a client has been shown another version, or an object that was absent, HEAD and GET are not answered by
+    what was remembered: a range behind the end that the object had is read."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "k", b"1" * 100)
+        gateway.origin.put("bucket", "k" * 600, b"1" * 100)
+        if listed_before:
+            await call(gateway.app, "GET", f"/bucket?{query}", headers, sign=False)
+            await gateway.catalog.settle()
+        for key in ("k", "k" * 600, "k-absent"):
+            await ask(gateway, "GET", f"/bucket/{key}")
+        await clock.advance(1.0)
+        for key in ("k", "k" * 600, "k-absent"):
+            gateway.origin.put("bucket", key, b"2" * 1000)
+        gateway.origin.put("bucket", "a", b"")
+        place = "marker=j" if query.startswith("encoding") else "start-after=j"
+        listed = await call(gateway.app, "GET", f"/bucket?{query}&{place}", headers, sign=False)
+        shown = re.findall(rb"<Key>([^<]*)</Key>.*?<Size>(\d+)</Size>", listed.body)
+        for key in [raw.decode() for raw, size in shown if size == b"1000"]:
+            answer = await call(gateway.app, "GET", f"/bucket/{key}", {"Range": "bytes=950-"}, sign=False)
+            head = await call(gateway.app, "HEAD", f"/bucket/{key}", sign=False)
+            assert (answer.status, answer.body) == (206, b"2" * 50), key[:10]
+            assert head.headers["content-length"] == "1000"
+        assert shown
+
+    play(tmp_path, slot, scenario)
+
+
+def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> None:
+    """3.11 Neither one that writes the ETag without quotes, nor one that has none."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        for change in (lambda body: body, lambda body: re.sub(b"&quot;|<ETag>.*</ETag>", b"", body)):
+            gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), AlterBody(change))
+            answer = await call(gateway.app, "GET", "/bucket?list-type=2", {"Cache-Control": "no-cache"}, sign=False)
+            assert answer.status == 200
+            asked = len(gateway.origin.calls)
+            assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "hit"
+            assert len(gateway.origin.calls) == asked
 
     play(tmp_path, TTL, scenario)
 

@@ -54,6 +54,31 @@ def test_3_9_what_was_listed_is_listed_without_the_origin(tmp_path: Path, slot: 
     play(tmp_path, scenario, slot)
 
 
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
+@pytest.mark.parametrize("query", ["list-type=2", "list-type=2&encoding-type=url", "encoding-type=url"])
+def test_3_9_keys_are_listed_as_the_origin_has_them(tmp_path: Path, slot: Slot, query: str) -> None:
+    """3.9 An origin that knows no `encoding-type` does not name it in its answer: its keys are not decoded."""
+    odd = ["a%20b", "a+b.txt", "\u00e4.txt", "a&b", "100%", "dir+x/%2F"]
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        for key in odd:
+            gateway.origin.put("bucket", f"odd/{key}", b"x")
+        listed: dict[bool, list[bytes]] = {True: [], False: []}
+        for encodes, found in listed.items():
+            gateway.origin.dialect.encodes_keys = encodes
+            for _ in range(2):
+                answer = await ask(gateway, f"/bucket?{query}&prefix=odd/")
+                found.append(answer.body)
+            gateway.catalog.forget_bucket("bucket")
+        assert source(answer) == "hit"
+        assert len(set(listed[True] + listed[False])) == 1
+        assert await keys(gateway, "/bucket?list-type=2&prefix=odd/&delimiter=%2B") == sorted(
+            ["odd/a%20b", "odd/a+", "odd/\u00e4.txt", "odd/a&b", "odd/100%", "odd/dir+"], key=str.encode
+        )
+
+    play(tmp_path, scenario, slot)
+
+
 def test_3_9_a_page_of_nothing_teaches_nothing(tmp_path: Path) -> None:
     """3.9 That there are no keys in an answer to `max-keys=0` does not say that there are none."""
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, on
+from tests.support.memory_origin.store import StoredObject
+
+TTL = Slot("t", Prefix.parse("s3://bucket/"), consistency="ttl")
 
 OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
 NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)
@@ -84,6 +89,36 @@ def test_1_3_an_answer_with_another_etag_is_refused(tmp_path: Path) -> None:
             answer = await call(gateway.app, "GET", "/bucket/k")
             assert answer.status == 503
             assert b"<Code>ServiceUnavailable</Code>" in answer.body
+
+    asyncio.run(scenario())
+
+
+def test_1_3_an_untyped_checksum_of_an_object_of_parts_is_no_checksum(tmp_path: Path) -> None:
+    """1.3 It is neither believed, though the origin may send it with the whole object, nor handed on: not by GET or
+    HEAD, nor by a request that is forwarded, nor later from memory. One that says what it is of is."""
+    untyped = {"x-amz-checksum-crc32": "AAAAAA=="}
+    mode = {"x-amz-checksum-mode": "ENABLED"}
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=[TTL]) as gateway:
+            for key, etag, checksums in (
+                ("parts", '"0123456789abcdef0123456789abcdef-2"', untyped),
+                ("composite", '"0123456789abcdef0123456789abcdef-2"', {"x-amz-checksum-crc32": "AAAAAA==-2"}),
+                ("typed", '"0123456789abcdef0123456789abcdef-2"', {**untyped, "x-amz-checksum-type": "COMPOSITE"}),
+            ):
+                stored = StoredObject(key, BytesContent(b"small"), etag, 1.0, {}, checksums)
+                gateway.origin.buckets["bucket"].put(stored)
+                for number in range(10):
+                    gateway.origin.put("bucket", f"other-{number}", b"x")
+                    await call(gateway.app, "GET", f"/bucket/other-{number}", mode)
+                answers = [await call(gateway.app, method, f"/bucket/{key}", mode) for method in ("GET", "HEAD", "GET")]
+                answers.append(await call(gateway.app, "GET", f"/bucket/{key}", {**mode, "Origin": "http://page"}))
+                handed_on = {} if key == "parts" else checksums
+                for answer in answers:
+                    assert (answer.status, answer.complete) == (200, True)
+                    found = {name: value for name, value in answer.headers.items() if "x-amz-checksum" in name}
+                    assert found == handed_on
+                assert [answer.body for answer in answers] == [b"small", b"", b"small", b"small"]
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from gateway.cli import app
 from gateway.control.formatting import size_text
 from gateway.control.openapi import describe
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.faults import AlterHeaders, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 MEBI = 1024 * 1024
@@ -32,6 +33,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         origin.model.create_bucket("bucket")
         for key in ("data/k", "small/k", "strict", "data/\x1b[2J"):
             origin.model.put_generated("bucket", key, SIZE_BYTES, 1)
+        origin.model.put_generated("weak", "k", SIZE_BYTES, 1)
+        weak = AlterHeaders({"etag": 'W/"0123"'})
+        origin.model.inject(on(bucket="weak", key="k"), weak, times=None)
         config: dict[str, Any] = {
             "server": {"allow_unsigned": True},
             "origin": {
@@ -61,8 +65,8 @@ def read(gateway: GatewayProcess, key: str, some: str | None = None) -> str:
     return answer.headers["x-forebay-cache"]
 
 
-def explained(gateway: GatewayProcess, key: str) -> dict[str, Any]:
-    found = CliRunner().invoke(app, ["explain", f"s3://bucket/{key}", "--admin-url", gateway.admin_url, "--json"])
+def explained(gateway: GatewayProcess, key: str, bucket: str = "bucket") -> dict[str, Any]:
+    found = CliRunner().invoke(app, ["explain", f"s3://{bucket}/{key}", "--admin-url", gateway.admin_url, "--json"])
     assert found.exit_code == 0, found.output
     document: dict[str, Any] = orjson.loads(found.stdout)
     return document
@@ -116,6 +120,14 @@ def test_what_is_not_kept_says_why(gateway: GatewayProcess) -> None:
     eventually(lambda: explained(gateway, "small/k")["known"]["by"] == "catalog")
     assert "kept_object_size" in explained(gateway, "small/k")["why_not_kept"]
     assert "no: it is larger" in text(gateway, "small/k")
+
+
+def test_9_8_what_the_origin_cannot_do_is_a_reason(gateway: GatewayProcess) -> None:
+    """9.8 A worker has found it out, and the process that answers here tells it."""
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        answer = client.get(f"{gateway.s3_url}/weak/k")
+    assert (answer.status_code, len(answer.content)) == (200, SIZE_BYTES)
+    eventually(lambda: "weak ETags" in (explained(gateway, "k", "weak")["why_not_kept"] or ""))
 
 
 def test_in_a_strict_slot_the_version_is_not_known(gateway: GatewayProcess) -> None:

@@ -27,6 +27,7 @@ from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
+from gateway.s3.headers import without_doubtful_checksums
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
@@ -197,6 +198,10 @@ class WrongAnswer(OriginBodyError):
     """The origin answered with something else than what was asked for: asking again would not help."""
 
 
+class RangeIgnored(WrongAnswer):
+    """The origin answered with the whole object instead of a range."""
+
+
 @dataclass(slots=True)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
@@ -314,7 +319,7 @@ def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRang
         if headers.get("content-range") != expected:
             raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of {expected!r}")
     elif asked.length != version.size_bytes:
-        raise WrongAnswer("the origin answered with the whole object instead of a range")
+        raise RangeIgnored("the origin answered with the whole object instead of a range")
     if headers.get("content-length", str(asked.length)) != str(asked.length):
         raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
 
@@ -341,6 +346,7 @@ class BodyCheck:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
         """The check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        headers = without_doubtful_checksums(headers)
         if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
             return None
         for algorithm in ALGORITHMS:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, repeat
 from operator import add, lt
-from urllib.parse import unquote_to_bytes
 
 from gateway.errors import OriginBodyError
 from gateway.metadata.listing.pages import END, Listed
 from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, numbered, parsed_seconds
-from gateway.s3.list_result import EntryTemplate, parse_listed_page, template_of_parts
+from gateway.s3.list_result import EntryTemplate, decoded_key, parse_listed_page, template_of_parts
 
 _ENTRY = re.compile(
     rb"<Contents><Key>([^<&]+)</Key><LastModified>([0-9-]{10}T[0-9:]{5}):([0-5][0-9])\.([0-9]{3})Z</LastModified>"
@@ -62,10 +61,13 @@ def _quick(body: bytes, stop: bytes) -> PackedPage | None:
     if start < 0 or end < start:
         return None
     page = parse_listed_page(body[:start] + body[end:], with_owner=True)
-    cut = _place_of(stop, body, start, end)
+    url = page.is_url_encoded
+    cut = _place_of(stop, body, start, end, url=url)
+    if cut is None:
+        return None
     if cut == start:
         return PackedPage([], [], page.next_token, is_cut=True)
-    read = _entries(body, start, cut)
+    read = _entries(body, start, cut, url=url)
     if read is None or page.entries:
         return None
     listed, templates = read
@@ -75,15 +77,22 @@ def _quick(body: bytes, stop: bytes) -> PackedPage | None:
     return PackedPage(listed, templates, page.next_token, is_cut=cut < end)
 
 
-def _place_of(stop: bytes, body: bytes, low: int, high: int) -> int:
-    """Where in the entries from `low` to `high` the first begins whose key is not before `stop`; `high`: none does."""
+def _place_of(stop: bytes, body: bytes, low: int, high: int, *, url: bool) -> int | None:
+    """Where in the entries from `low` to `high` the first begins whose key is not before `stop`; `high`: none does.
+
+    None: a key is written in a way that only the XML parser reads.
+    """
     offset = high
     while low < high:
         middle = (low + high) // 2
         found = body.find(_BEGIN, middle, offset)
         if found < 0:
             high = middle
-        elif _key_at(body, found) < stop:
+            continue
+        key = _key_at(body, found)
+        if not url and b"&" in key:
+            return None
+        if (decoded_key(key) if url else key) < stop:
             low = found + 1
         else:
             offset, high = found, middle
@@ -92,15 +101,15 @@ def _place_of(stop: bytes, body: bytes, low: int, high: int) -> int:
 
 def _key_at(body: bytes, offset: int) -> bytes:
     first = offset + len(_BEGIN)
-    return unquote_to_bytes(body[first : body.find(b"<", first)].replace(b"+", b" "))
+    return body[first : body.find(b"<", first)]
 
 
-def _entries(body: bytes, start: int, end: int) -> tuple[list[Listed], list[EntryTemplate]] | None:
+def _entries(body: bytes, start: int, end: int, *, url: bool) -> tuple[list[Listed], list[EntryTemplate]] | None:
     found = _ENTRY.findall(body, start, end)
     if len(found) != body.count(_BEGIN, start, end) or body.count(_BETWEEN, start, end) != len(found) - 1:
         return None
     raw, minute, second, fraction, digests, parts, before, size, after = zip(*found, strict=True)
-    keys, minutes = _keys(raw), _minutes(set(minute))
+    keys, minutes = _keys(raw, url=url), _minutes(set(minute))
     numbers = {both: number for number, both in enumerate(dict.fromkeys(zip(before, after, strict=True)))}
     templates = [template for one in numbers if (template := _template(*one)) is not None]
     if keys is None or minutes is None or len(templates) < len(numbers):
@@ -112,14 +121,15 @@ def _entries(body: bytes, start: int, end: int) -> tuple[list[Listed], list[Entr
     return list(zip(keys, records, strict=True)), templates
 
 
-def _keys(raw: Sequence[bytes]) -> Sequence[bytes] | None:
-    """Percent-decoded; None where one is no UTF-8. That nothing is encoded is asked of all at once."""
+def _keys(raw: Sequence[bytes], *, url: bool) -> Sequence[bytes] | None:
+    """Decoded, where the page is percent-encoded; None where one is no UTF-8. That nothing is encoded is asked of all
+    at once."""
     together = b"\n".join(raw)
     if not together.isascii():
         return None
-    if b"%" not in together and b"+" not in together:
+    if not url or (b"%" not in together and b"+" not in together):
         return raw
-    keys = [unquote_to_bytes(key.replace(b"+", b" ")) for key in raw]
+    keys = list(map(decoded_key, raw))
     try:
         b"\n".join(keys).decode()
     except UnicodeDecodeError:

@@ -109,6 +109,7 @@ _OF_THE_REQUEST = frozenset(
         "x-amz-decoded-content-length",
         "x-amz-sdk-checksum-algorithm",
         "x-amz-security-token",
+        "x-amz-te",
         "x-amz-trailer",
         "x-amz-user-agent",
         "x-amzn-trace-id",

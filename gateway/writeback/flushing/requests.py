@@ -176,6 +176,8 @@ class Requests:
             page, told = answered
             now = asked.at if told is None else told
             found += [OpenUpload(one.upload_id, now - one.initiated) for one in page.uploads if one.key == key.key]
+            if page.following == following:
+                raise OriginBodyError("the origin's pages of uploads do not lead on")
             # In the order of keys: those that the key is only the beginning of come behind it.
             following = None if any(one.key != key.key for one in page.uploads) else page.following
         return OpenUploads(found, told is not None, asked, Moment.of(self._clock))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from gateway.blocks.cache import BlockCache
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.listing.ranges import Bound
-from gateway.model import ObjectKey
+from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS
+from gateway.model import ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX
@@ -119,6 +121,28 @@ def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
         assert (kept.observer.changed_keys, kept.indexes.documents()[0]["changed"]) == (2, 2)
 
     play(tmp_path, scenario, IMMUTABLE)
+
+
+def test_9_8_a_crawl_finds_an_etag_of_different_objects(tmp_path: Path) -> None:
+    """9.8 Two keys of a page with one ETag and different sizes: nothing is kept under that ETag; one that copies share
+    is no sign of anything."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        catalog = kept.bench.catalog
+        shared, copied = '"0123456789abcdef0123456789abcdef-2"', origin.put(BUCKET, "k010", b"copy")
+        origin.put(BUCKET, "k011", b"copy")
+        objects = origin.buckets[BUCKET].objects
+        for key, body in (("k020", b"one"), ("k021", b"other")):
+            origin.put(BUCKET, key, body)
+            objects[key] = replace(objects[key], etag=shared)
+        await kept.crawled(2)
+        await catalog.settle()
+        kept.clock.advance(HABITS_REREAD_SECONDS)
+        habits = catalog.habits(BUCKET)
+        assert not habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k030"), shared, 5))
+        assert habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k010"), copied, 4))
+
+    play(tmp_path, scenario, IMMUTABLE, keys={f"k{number:03}" for number in range(10)}, page=100)
 
 
 def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> None:

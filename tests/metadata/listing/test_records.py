@@ -64,7 +64,8 @@ def test_what_is_listed_from_records_is_what_was_packed(entries: list[ListedEntr
     """Read from the gateway's own answer by whoever reads the origin's: every field, to the letter."""
     listed, templates = numbered(entries)
     contents = contents_xml(listed, templates, url=True, owner=True)
-    document = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+    fields = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
+    document = f"<ListBucketResult>{fields}{contents}</ListBucketResult>"
     assert parse_listed_page(document.encode(), with_owner=True).entries == entries
     assert [unpack(key, record, templates) for key, record in listed] == entries
 

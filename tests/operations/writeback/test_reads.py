@@ -38,6 +38,7 @@ QUESTIONS: list[tuple[str, dict[str, str]]] = [
     ("", {"If-None-Match": "*"}),
     ("", {"If-Modified-Since": "Thu, 01 Jan 2015 00:00:00 GMT"}),
     ("", {"x-amz-checksum-mode": "ENABLED"}),
+    ("", {"x-amz-te": "append-md5"}),
     ("?partNumber=1", {}),
     ("?partNumber=1", {"x-amz-checksum-mode": "ENABLED"}),
     ("?partNumber=2", {}),

@@ -19,6 +19,7 @@ from gateway.s3.requests import Operation, classify
 from gateway.s3.xml_writer import document
 from tests.support.memory_origin import listing, multipart, objects
 from tests.support.memory_origin.content import BytesContent, Content, GeneratedContent
+from tests.support.memory_origin.dialect import Dialect
 from tests.support.memory_origin.digests import ReceivedBody, receive
 from tests.support.memory_origin.faults import (
     AlterBody,
@@ -55,6 +56,7 @@ class MemoryOrigin:
         self.faults: list[Fault] = []
         self.policies: dict[str, Policy] | None = None
         """What callers may do, by access key id, to requests in their own name; None: everything."""
+        self.dialect = Dialect()
         self._clock = clock
         self._numbers = count(1)
         self._upload_orders = count(1)
@@ -93,10 +95,11 @@ class MemoryOrigin:
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
         call = self._record(request)
+        request = self.dialect.understood(request)
         effects = [fault.effect for fault in self.faults if fault.takes(call)]
         response = await self._before(effects) or self._denied(request) or await self._answer(request)
         response = self._after(effects, response)
-        response = self._finish(request, response)
+        response = self.dialect.spoken(request, self._finish(request, response))
         call.status = response.status
         return response
 
@@ -171,6 +174,8 @@ class MemoryOrigin:
 
     async def _answer(self, request: OriginRequest) -> MemoryResponse:
         try:
+            if refusal := self.dialect.refusal(request):
+                raise refusal
             return await self._dispatch(request)
         except S3Error as error:
             return self._error(error, request)

@@ -1,0 +1,112 @@
+"""What the origin's answers have shown of a bucket: how large its objects are, and what the origin cannot do there.
+
+Where the origin cannot do what the cache hangs on (ranges, strong ETags that differ where objects do), objects are read
+in one stream, past the cache. All processes know that through the catalog.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gateway.metadata.entries import Entry
+from gateway.model import ObjectKey, ObjectVersion
+from gateway.s3.headers import unquote
+
+
+class SizesSeen:
+    """How large the objects were that this process looked at last, by bucket and the ending of their names."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
+
+    def note(self, version: ObjectVersion) -> None:
+        """To be called when the origin has said how long an object is."""
+        kind = _kind(version.key)
+        sizes = self._kinds.get(kind)
+        if sizes is None:
+            sizes = self._kinds[kind] = deque(maxlen=SIZES_SEEN)
+            if len(self._kinds) > KINDS_MAX:
+                self._kinds.popitem(last=False)
+        sizes.append(version.size_bytes)
+
+    def are_within(self, key: ObjectKey, size_bytes: int) -> bool:
+        """Whether enough objects of this kind were looked at, the last ones all no longer than that."""
+        sizes = self._kinds.get(_kind(key), ())
+        return len(sizes) == SIZES_SEEN and max(sizes) <= size_bytes
+
+
+SIZES_SEEN = 8
+KINDS_MAX = 4096
+
+
+def _kind(key: ObjectKey) -> tuple[str, str]:
+    _, dot, ending = key.key.rpartition("/")[2].rpartition(".")
+    return key.bucket, ending if dot else ""
+
+
+HABITS_SECONDS = 600.0
+"""For so long an origin is taken for one that knows no ranges, or makes weak ETags; then that is found out anew."""
+
+HABITS_REREAD_SECONDS = 1.0
+_SHARED_ETAGS_MAX = 64
+_WEAK, _RANGES, _SHARED = "weak-etags", "no-ranges", "shared-etags"
+
+
+class OriginHabits(NamedTuple):
+    """Of a bucket. `shared_etags` are those that objects of different sizes have, without quotes; `*`: too many."""
+
+    weak_etags: bool = False
+    no_ranges: bool = False
+    shared_etags: frozenset[str] = frozenset()
+
+    def joined(self, other: OriginHabits) -> OriginHabits:
+        """Both together."""
+        shared = self.shared_etags | other.shared_etags
+        shared = frozenset("*") if "*" in shared or len(shared) > _SHARED_ETAGS_MAX else shared
+        return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared)
+
+    def is_distinct(self, version: ObjectVersion) -> bool:
+        """Whether its ETag tells a version from others, as far as was found out."""
+        shared = self.shared_etags
+        return not shared or ("*" not in shared and unquote(version.etag) not in shared)
+
+    def reasons(self, version: ObjectVersion | None = None) -> set[str]:
+        """Why objects are not kept, in words; of one version, where it is given."""
+        return set(self._reasons(version))
+
+    def _reasons(self, version: ObjectVersion | None) -> Iterator[str]:
+        if self.weak_etags if version is None else version.etag.startswith("W/"):
+            yield "the origin makes weak ETags (W/), which no If-Match holds for: they are read in one stream"
+        if self.no_ranges:
+            yield "the origin answers a range with the whole object: those of several blocks are read in one stream"
+        if self.shared_etags if version is None else not self.is_distinct(version):
+            yield "the origin gives objects of different sizes the same ETag, which tells no version"
+
+
+def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
+    """Those of ETags and sizes that stand there with several sizes, without quotes."""
+    sizes: dict[str, int] = {}
+    found = {etag for etag, size_bytes in listed if etag and sizes.setdefault(etag, size_bytes) != size_bytes}
+    return frozenset(map(unquote, found))
+
+
+def habits_version(bucket: str) -> ObjectVersion:
+    """The place of a bucket's habits in the catalog: no object has such a key."""
+    return ObjectVersion(ObjectKey(bucket, ""), "habits", 0)
+
+
+def pack_habits(habits: OriginHabits) -> dict[str, str]:
+    """As headers of an entry."""
+    packed = {_WEAK: "1" if habits.weak_etags else "", _RANGES: "1" if habits.no_ranges else ""}
+    return {**packed, _SHARED: "\t".join(sorted(habits.shared_etags))}
+
+
+def unpack_habits(entry: Entry, boot: int, now_seconds: float) -> OriginHabits:
+    """What of it is believed at a time of the boot of that number."""
+    told: Mapping[str, str] = entry.head.headers if entry.head is not None else {}
+    observed = entry.observed_at
+    is_young = observed.boot == boot and 0 <= now_seconds - observed.seconds < HABITS_SECONDS
+    shared = frozenset(filter(None, told.get(_SHARED, "").split("\t")))
+    return OriginHabits(is_young and told.get(_WEAK) == "1", is_young and told.get(_RANGES) == "1", shared)

@@ -1,0 +1,162 @@
+"""Clause 9.8 of docs/semantics.md: what the origin cannot do is learned, and objects are read in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS, HABITS_SECONDS
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.manual_clock import ManualClock
+
+PREFIX = Prefix.parse("s3://bucket/")
+SLOTS = [
+    Slot("strict", PREFIX),
+    Slot("ttl", PREFIX, "read-write", "ttl", 60.0),
+    Slot("immutable", PREFIX, "read-write", "immutable"),
+]
+LARGE = bytes(range(251)) * (3 * BLOCK_SIZE_BYTES // 251 + 7)
+FITTING = LARGE[:BLOCK_SIZE_BYTES]
+CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+RANGES = ["bytes=5-9", f"bytes={len(LARGE) - 10}-", "bytes=-7", f"bytes={BLOCK_SIZE_BYTES - 3}-{BLOCK_SIZE_BYTES + 3}"]
+
+Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
+
+
+def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+            await scenario(gateway, clock)
+
+    asyncio.run(run())
+
+
+async def get(gateway: GatewayApp, key: str, headers: dict[str, str] | None = None) -> Answer:
+    answer = await call(gateway.app, "GET", f"/bucket/{key}", headers, sign=False)
+    await gateway.catalog.settle()
+    await gateway.blocks.settle()
+    return answer
+
+
+def bodies(gateway: GatewayApp) -> int:
+    return gateway.origin.count(Operation.GET_OBJECT)
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS])
+@pytest.mark.parametrize("size_bytes", [0, 1, BLOCK_SIZE_BYTES, BLOCK_SIZE_BYTES + 1, len(LARGE)])
+def test_9_8_weak_etags_are_read_in_one_stream(
+    tmp_path: Path, slot: Slot, headers: dict[str, str], size_bytes: int
+) -> None:
+    """9.8 Of any size, whole and by range; from the second GET on each costs one GET of the origin."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.dialect.has_weak_etags = True
+        for key in ("a", "b"):
+            gateway.origin.put("bucket", key, LARGE[:size_bytes])
+        with capture_logs() as logs:
+            for key in ("a", "a", "b", "b"):
+                before = bodies(gateway)
+                answer = await get(gateway, key, headers)
+                assert (answer.status, answer.body, answer.complete) == (200, LARGE[:size_bytes], True)
+                assert bodies(gateway) - before <= (2 if key == "a" else 1)
+                assert answer.headers["etag"].startswith("W/")
+        assert len([line for line in logs if "weak ETags" in str(line.get("because"))]) == 1
+        if size_bytes == len(LARGE):
+            for asked in RANGES:
+                partial = await get(gateway, "a", {"Range": asked})
+                assert (partial.status, partial.complete) == (206, True)
+                first, last = partial.headers["content-range"].removeprefix("bytes ").split("/")[0].split("-")
+                assert partial.body == LARGE[int(first) : int(last) + 1]
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS])
+def test_9_8_without_ranges_objects_are_read_in_one_stream(tmp_path: Path, slot: Slot, headers: dict[str, str]) -> None:
+    """9.8 From the first GET on; what fits in one block is cached, and after ten minutes it is found out anew."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.dialect.knows_ranges = False
+        gateway.origin.put("bucket", "fits", FITTING)
+        gateway.origin.put("bucket", "large", LARGE)
+        with capture_logs() as logs:
+            for _ in range(3):
+                answer = await get(gateway, "large", headers)
+                assert (answer.status, answer.body, answer.complete) == (200, LARGE, True)
+        assert len([line for line in logs if "answers a range" in str(line.get("because"))]) == 1
+        for asked in RANGES:
+            answer = await get(gateway, "large", {"Range": asked})
+            assert (answer.status, answer.body) == (200, LARGE), "as the origin itself answers"
+        labels = [(await get(gateway, "fits", headers)) for _ in range(2)]
+        assert [one.body for one in labels] == [FITTING] * 2
+        assert labels[1].headers["x-forebay-cache"] == "hit"
+        assert (await get(gateway, "fits", {"Range": "bytes=3-5"})).body == FITTING[3:6]
+        gateway.origin.dialect.knows_ranges = True
+        await clock.advance(HABITS_SECONDS)
+        for label in ("miss; reason=first-read", "hit"):
+            answer = await get(gateway, "large")
+            assert (answer.body, answer.headers["x-forebay-cache"]) == (LARGE, label)
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+def test_9_8_ranges_that_are_lost_in_the_midst_of_an_object_cut_one_body(tmp_path: Path, slot: Slot) -> None:
+    """9.8 A body that has begun with blocks of this node ends early once; the next one is the origin's."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "k", LARGE)
+        assert (await get(gateway, "k", {"Range": f"bytes=0-{BLOCK_SIZE_BYTES - 1}"})).status == 206
+        gateway.origin.dialect.knows_ranges = False
+        cut, whole = await get(gateway, "k"), await get(gateway, "k")
+        assert not cut.complete or cut.body == LARGE
+        assert (whole.status, whole.body, whole.complete) == (200, LARGE, True)
+
+    play(tmp_path, slot, scenario)
+
+
+def give_one_etag(gateway: GatewayApp) -> None:
+    """Every object of the bucket has the same."""
+    objects = gateway.origin.buckets["bucket"].objects
+    for key, stored in list(objects.items()):
+        objects[key] = replace(stored, etag='"0123456789abcdef0123456789abcdef"')
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+@pytest.mark.parametrize("query", ["list-type=2", "", "list-type=2&delimiter=/"])
+def test_9_8_nothing_is_cached_under_an_etag_of_different_objects(tmp_path: Path, slot: Slot, query: str) -> None:
+    """9.8 Once a page has shown it: an object that is overwritten with as many bytes is read as it is, though it was
+    cached before. Others of the bucket are cached."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        for key, content in (("a", b"old"), ("b", b"other size")):
+            gateway.origin.put("bucket", key, content)
+        give_one_etag(gateway)
+        gateway.origin.put("bucket", "c", b"distinct")
+        for _ in range(2):
+            assert (await get(gateway, "a")).body == b"old"
+        with capture_logs() as logs:
+            await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
+            await gateway.catalog.settle()
+        gateway.origin.put("bucket", "a", b"new")
+        give_one_etag(gateway)
+        gateway.origin.put("bucket", "c", b"distinct")
+        assert len([line for line in logs if "same ETag" in str(line.get("because"))]) == 1
+        for _ in range(2):
+            await clock.advance(HABITS_REREAD_SECONDS)
+            answer = await get(gateway, "a")
+            assert (answer.body, answer.headers["x-forebay-cache"]) == (b"new", "bypass")
+        assert [(await get(gateway, "c")).headers["x-forebay-cache"] for _ in range(2)][1] == "hit"
+
+    play(tmp_path, slot, scenario)
