@@ -196,6 +196,7 @@ _LIVE = frozenset(
         ("server", "caller_wait_seconds"),
         ("admin", "token"),
         ("admin", "token_file"),
+        ("cache", "capacity_bytes"),
     }
 )
 """What can be changed while the gateway runs, besides those lists."""
