@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from gateway.app import upkeep
-from gateway.config.live import LiveSettings
+from gateway.config import Settings
+from gateway.config.live import LiveSettings, Step
 from gateway.config.loading import load_settings
 from tests.support.gateway_process import ORIGIN_KEYS, to_toml
 
 MIB = 2**20
+
+
+class _Watched(LiveSettings):
+    """Tells when the first part follows."""
+
+    def __init__(self, now: Settings) -> None:
+        super().__init__(now)
+        self.is_followed = asyncio.Event()
+
+    def following(self, step: Step) -> Any:
+        self.is_followed.set()
+        return super().following(step)
 
 
 def test_settings_that_change_while_the_background_process_opens_the_directory_are_followed(tmp_path: Path) -> None:
@@ -23,11 +37,10 @@ def test_settings_that_change_while_the_background_process_opens_the_directory_a
         cache = {"directory": str(tmp_path / "cache"), "capacity": capacity, "block_size": "1MiB"}
         file.write_text(to_toml({**tables, "cache": cache}))
         settings.append(load_settings(file, {}).settings)
-    live = LiveSettings(settings[0])
+    live = _Watched(settings[0])
 
     async def change_early() -> None:
-        while not live._steps:  # its first parts follow, and the cache directory is not open yet
-            await asyncio.sleep(0)
+        await live.is_followed.wait()  # by its first parts, and the cache directory is not open yet
         await live.change(settings[1], None, None, None)
 
     async def scenario() -> int:

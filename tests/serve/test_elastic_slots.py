@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -154,6 +159,47 @@ def test_the_file_is_read_anew(tmp_path: Path) -> None:
         assert admin.put("a", {"prefix": f"s3://{BUCKET}/a/"}).status_code == 200
         assert admin.gateway["settings_problem"] is None, "what is in force is the file as it was mended"
         newcomer.list_objects_v2(Bucket=BUCKET)
+
+
+def test_a_reload_says_what_was_taken_and_what_needs_a_restart(tmp_path: Path) -> None:
+    """`forebay reload` does what SIGHUP does, waits for all processes, and names keys; refused, nothing has changed."""
+    token = "0123456789abcdef"
+    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
+        text, admin = gateway.config_file.read_text(), Admin(gateway)
+
+        def reload(
+            *options: str, environment: Mapping[str, str] = MappingProxyType({}), **config: Any
+        ) -> tuple[int, str, str]:
+            gateway.config_file.write_text(to_toml(laid_over(text, config)))
+            command = [sys.executable, "-m", "gateway", "reload", "--admin-url", gateway.admin_url, *options]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        config = "--config", str(gateway.config_file)
+        assert reload(*config) == (0, "nothing differs; certificates and keys were read again\n", "")
+        slots = [{"name": "a", "prefix": f"s3://{BUCKET}/a/", "mode": "read-only"}]
+        cache = {"capacity": "48MiB"}
+        assert reload(*config, slots=slots, cache=cache) == (0, "changed: cache.capacity, slots 'a'\n", "")
+        client = client_of(gateway.s3_url)
+        assert refused(client.put_object, Bucket=BUCKET, Key="a/1", Body=b"x") == "AccessDenied"
+        code, told, problem = reload(*config, cache=cache, server={"workers": 3})
+        assert (code, told) == (1, "")
+        assert "take a new start of the gateway: server.workers; without these it could take slots 'a'" in problem
+        assert "a" in admin.slots()
+        assert "server.workers" in admin.gateway["settings_problem"]
+        code, told, problem = reload(*config, cache={**cache, "colour": "red"})
+        assert (code, told) == (1, "")
+        assert "colour" in problem
+        other = tmp_path / "other.toml"
+        other.write_text("")
+        code, told, problem = reload("--config", str(other), "--json", cache=cache, admin={"token": token})
+        assert (code, json.loads(told)["changed"]) == (0, ["admin.token", "slots 'a'"])
+        assert problem == f"forebay: the gateway has read {gateway.config_file}, with which it was started\n"
+        assert reload(cache=cache)[0] == 1, "whoever has no token"
+        assert reload(cache=cache, environment={"FOREBAY_ADMIN__TOKEN": token})[1] == "changed: admin.token\n"
+        assert admin.gateway["settings_problem"] is None
 
 
 @pytest.mark.slow
