@@ -35,6 +35,7 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
+from gateway.cli.init import init
 from gateway.cli.requests import requests
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
@@ -145,6 +146,16 @@ def serve(
     except (StartupError, ConfigError) as error:
         fail(str(error))
     raise typer.Exit(code)
+
+
+app.command(
+    **in_help(
+        RUN,
+        "Write a first configuration file.",
+        "forebay init",
+        "forebay init forebay.toml --cache-dir /mnt/nvme/forebay --data s3://train/data/",
+    )
+)(init)
 
 
 @app.command(
