@@ -1,20 +1,22 @@
 """Arrow: a Parquet data set that pyarrow filters, through Forebay.
 
 export AWS_ENDPOINT_URL=http://127.0.0.1:9000
-python examples/arrow_parquet.py s3://bucket/table
+python examples/arrow_parquet.py s3://bucket/examples
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import uuid
 
 import pyarrow
 import pyarrow.dataset
 import pyarrow.parquet
 from pyarrow import fs
 
-path = sys.argv[1].removeprefix("s3://")
+folder = f"{sys.argv[1].rstrip('/')}/arrow-{uuid.uuid4().hex[:8]}"  # whatever else lies there
+path = folder.removeprefix("s3://")
 s3 = fs.S3FileSystem(
     endpoint_override=os.environ["AWS_ENDPOINT_URL"],  # Forebay: given, so that every version of Arrow takes it
     region=os.environ.get("AWS_REGION", "us-east-1"),

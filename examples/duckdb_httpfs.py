@@ -1,13 +1,14 @@
 """DuckDB: SQL over Parquet in a bucket, by its extension httpfs, through Forebay.
 
 export AWS_ENDPOINT_URL=http://127.0.0.1:9000
-python examples/duckdb_httpfs.py s3://bucket/table
+python examples/duckdb_httpfs.py s3://bucket/examples
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import uuid
 from urllib.parse import urlsplit
 
 import duckdb
@@ -29,7 +30,8 @@ given = ", ".join(f"{name} '{value}'" for name, value in options.items())
 use_ssl = str(gateway.scheme == "https").lower()  # Forebay: plain HTTP on this node
 sql.execute(f"CREATE SECRET (TYPE s3, {given}, USE_SSL {use_ssl})")
 
-file = f"{sys.argv[1]}/part-0.parquet"
+folder = f"{sys.argv[1].rstrip('/')}/duckdb-{uuid.uuid4().hex[:8]}"  # whatever else lies there
+file = f"{folder}/part-0.parquet"
 sql.execute(f"COPY (SELECT range AS id, range % 10 AS label FROM range(100000)) TO '{file}' (FORMAT parquet)")
 for _ in range(2):
     assert sql.execute(f"SELECT count(*) FROM '{file}' WHERE label = 3").fetchall() == [(10_000,)]

@@ -2,7 +2,7 @@
 
 export AWS_ENDPOINT_URL=https://localhost:9000     # Forebay: with server.certificate_file and key_file
 export AWS_CA_BUNDLE=ca.pem SSL_CERT_FILE=ca.pem   # Forebay: whom boto3 and obstore trust
-python examples/litdata_https.py s3://bucket/chunks
+python examples/litdata_https.py s3://bucket/examples
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import boto3
 from litdata import StreamingDataset
 from litdata.streaming.cache import Cache
 
-bucket, _, prefix = sys.argv[1].removeprefix("s3://").partition("/")
-
 if __name__ == "__main__":
+    folder = f"{sys.argv[1].rstrip('/')}/litdata-{uuid.uuid4().hex[:8]}"  # whatever else lies there
+    bucket, _, prefix = folder.removeprefix("s3://").partition("/")
     with tempfile.TemporaryDirectory() as local:
         cache = Cache(local, chunk_size=100)
         for number in range(1000):
@@ -32,7 +33,7 @@ if __name__ == "__main__":
     for _epoch in range(2):
         with tempfile.TemporaryDirectory() as local:
             dataset = StreamingDataset(
-                sys.argv[1],
+                folder,
                 cache_dir=local,
                 storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},  # Forebay
             )

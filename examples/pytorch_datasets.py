@@ -1,13 +1,14 @@
 """PyTorch S3 connector: map-style and iterable data sets, and a checkpoint, through Forebay.
 
 export AWS_ENDPOINT_URL=http://127.0.0.1:9000
-python examples/pytorch_datasets.py s3://bucket/train/
+python examples/pytorch_datasets.py s3://bucket/examples
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import uuid
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def sample(item: Any) -> tuple[str, bytes]:
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1].rstrip("/")
+    folder = f"{sys.argv[1].rstrip('/')}/datasets-{uuid.uuid4().hex[:8]}"  # whatever else lies there
     checkpoint = S3Checkpoint(region=region, endpoint=endpoint)  # Forebay: endpoint
     for number in range(10):
         with checkpoint.writer(f"{folder}/data/{number}.bin") as writer:

@@ -1,13 +1,14 @@
 """PyTorch distributed checkpoints (DCP) through Forebay: by the S3 connector's writer, and by fsspec's.
 
 export AWS_ENDPOINT_URL=http://127.0.0.1:9000      # Forebay: the only change, both writers read it
-python examples/pytorch_dcp.py s3://bucket/run-7
+python examples/pytorch_dcp.py s3://bucket/examples
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import uuid
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ def save_and_load(writer: Any, reader: Any) -> None:
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
-step = f"{sys.argv[1]}/step-1/"
+folder = f"{sys.argv[1].rstrip('/')}/run-{uuid.uuid4().hex[:8]}"  # whatever else lies there
+step = f"{folder}/step-1/"
 save_and_load(S3StorageWriter(region, step), S3StorageReader(region, step))
-step = f"{sys.argv[1]}/step-2"
+step = f"{folder}/step-2"
 save_and_load(FsspecWriter(step), FsspecReader(step))
 print("ok: 2 checkpoints")

@@ -1,7 +1,7 @@
 """WebDataset: a shard in the bucket, read through Forebay by `aws s3 cp`.
 
 export AWS_ENDPOINT_URL=http://127.0.0.1:9000      # Forebay: the only change, the AWS CLI reads it
-python examples/webdataset_shards.py s3://bucket/shards
+python examples/webdataset_shards.py s3://bucket/examples
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
+import uuid
 
 import boto3
 import webdataset
 
-bucket, _, prefix = sys.argv[1].removeprefix("s3://").partition("/")
+folder = f"{sys.argv[1].rstrip('/')}/webdataset-{uuid.uuid4().hex[:8]}"  # whatever else lies there
+bucket, _, prefix = folder.removeprefix("s3://").partition("/")
 shard = io.BytesIO()
 with tarfile.open(fileobj=shard, mode="w") as tar:
     for number in range(100):

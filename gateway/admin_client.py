@@ -20,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gateway.errors import AdminPortError
 
 ANSWER_TIMEOUT_SECONDS = 10.0
+CHANGE_TIMEOUT_SECONDS = 60.0
+"""For changed settings: the gateway reads files, and waits for its processes."""
+
 PAGE = 1000
 _AGAIN_SECONDS = 0.5
 
@@ -63,6 +66,14 @@ class GatewayStatus(Answer):
     closed: str | None = None
     settings_problem: str | None = None
     processes: list[Process]
+
+
+class Reloaded(Answer):
+    """Settings that were read anew. `changed` are keys; `in_force`: all processes keep to them."""
+
+    file: str | None
+    changed: list[str]
+    in_force: bool
 
 
 class OriginStatus(Answer):
@@ -677,6 +688,11 @@ class AdminClient:
     def slots(self) -> Slots:
         """Takes a second, over which rates are taken."""
         return self.get("/api/v1/slots", Slots)
+
+    def reload(self) -> Reloaded:
+        """Have the gateway read its settings anew. AdminPortError where it refuses them."""
+        answer = self._ask("POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
+        return parsed(Reloaded, answer, self.base_url)
 
     def metrics(self) -> str:
         """The text of /metrics."""

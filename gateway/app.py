@@ -138,6 +138,7 @@ async def _node(
         node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
 
         async def follow() -> None:
+            metrics.cache_capacity(live.now.cache.capacity_bytes)
             node.slots.follow(_slots(live.now))
             await keys.follow(live.now)
             if ceilings.differ(live):
@@ -283,7 +284,7 @@ async def s3_application(
                 with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
                     async with asyncio.timeout(_LEARNED_SECONDS_MAX):
                         await catalog.settle()
-                await blocks.follow_slots()
+                await blocks.follow(live.now.cache.capacity_bytes)
                 if services.writeback is None:
                     services.writeback = await buffer_if_needed()
                 else:
@@ -350,7 +351,7 @@ async def upkeep(
         """Those of which the listing index may know something still, the ones of now last."""
 
         async def follow() -> None:
-            await blocks.follow_slots()
+            await blocks.follow(live.now.cache.capacity_bytes)
             if flusher is not None:
                 await follow_slots(flusher.buffer, node.slots, blocks)
                 flusher.follow_slots()
@@ -375,6 +376,8 @@ async def upkeep(
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
                 with live.following(follow):
+                    if live.now is not settings:  # changed while all this was opened
+                        await follow()
                     yield kept
         finally:
             await indexes.close()

@@ -537,7 +537,7 @@ class WorkerMetrics:
     def __init__(self, cache_capacity_bytes: int, recent: RecentRequests | None = None) -> None:
         """`recent` is told of failures of the origin."""
         self._recent = recent
-        CACHE_CAPACITY_BYTES.set(cache_capacity_bytes)
+        self.cache_capacity(cache_capacity_bytes)
         self.requests = RequestMetrics()
         self.cache = CacheMetrics()
         self.catalog = CatalogMetrics()
@@ -546,6 +546,9 @@ class WorkerMetrics:
         self.indexes = IndexMetrics()
         self.writeback = WritebackMetrics()
         self.callers = CallerMetrics()
+
+    def cache_capacity(self, size_bytes: int) -> None:
+        CACHE_CAPACITY_BYTES.set(size_bytes)
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

@@ -306,11 +306,11 @@ class BlockCache:
         await self._account()
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
-    async def follow_slots(self) -> None:
-        """The slots of `BlockSettings` were changed: have this process keep to what they say now."""
+    async def follow(self, capacity_bytes: int) -> None:
+        """Have this process keep to the slots of `BlockSettings` as they are now, and to this capacity."""
         tools, settings = self._tools, self._tools.settings
         settings.follow_slots()
-        capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
+        capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         tools.directory.configured_capacity = capacity
         try:
             await tools.threads.index_later(tools.directory.index.follow, capacity)

@@ -35,7 +35,7 @@ import lmdb
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.eviction import Capacity, Reserve, Step
+from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
 from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
@@ -325,11 +325,15 @@ class BlockDirectory:
         return step()
 
     def _capacity_for(self, reservation: Reservation) -> Capacity:
-        """What there is in all, less what others must find free."""
+        """What there is in all, less what others must find free; while the directory holds more than that, so much that
+        twice what is needed has to go: no fill waits for all that a lowered capacity evicts."""
+        needed_bytes = reservation.disk_bytes
         try:
-            return self.reserve_of_others.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
+            capacity = self.reserve_of_others.capacity_for(needed_bytes, self._taken_bytes, self.capacity)
         except OSError as error:
             raise StoreUnavailable(f"the free space of the disk cannot be read: {error}") from error
+        least_bytes = self._taken_bytes() - (GIVEN_BACK_TIMES - 1) * needed_bytes
+        return replace(capacity, total_bytes=least_bytes) if least_bytes > capacity.total_bytes else capacity
 
     def _taken_bytes(self) -> int:
         return self.index.totals().taken_bytes

@@ -50,8 +50,8 @@ class ClosedCache:
             raise
         return OriginReader(get, byte_range, slot, self._observer)
 
-    async def follow_slots(self) -> None:
-        """Nothing hangs on them."""
+    async def follow(self, capacity_bytes: int) -> None:
+        """Nothing hangs on it, or on slots."""
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
         """Nothing is here."""

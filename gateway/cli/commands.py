@@ -35,6 +35,7 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.explain import explain
 from gateway.cli.flush import flush
+from gateway.cli.init import init
 from gateway.cli.requests import requests
 from gateway.cli.slots import slots
 from gateway.cli.status import show_status
@@ -147,6 +148,16 @@ def serve(
     raise typer.Exit(code)
 
 
+app.command(
+    **in_help(
+        RUN,
+        "Write a first configuration file.",
+        "forebay init",
+        "forebay init forebay.toml --cache-dir /mnt/nvme/forebay --data s3://train/data/",
+    )
+)(init)
+
+
 @app.command(
     "check-config",
     **in_help(
@@ -203,6 +214,29 @@ def status(
     else:
         show_status(answer)
     raise typer.Exit(0 if answer.is_ready else 1)
+
+
+@app.command(
+    **in_help(
+        RUN, "Have the running gateway read its settings again.", "forebay reload --config /etc/forebay/forebay.toml"
+    )
+)
+def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
+    """Have the running gateway read its file, environment and secret files again, as at SIGHUP, and say what changed.
+
+    Exit code 1 when it refuses them, or when something needs a restart: then nothing has changed.
+    """
+    answer = admin_client(admin_url, config).reload()
+    if config is not None and answer.file != str(config.absolute()):
+        typer.echo(f"forebay: the gateway has read {answer.file or 'no file'}, with which it was started", err=True)
+    if not answer.in_force:
+        typer.echo("forebay: a process does not answer; it follows before it serves anything else", err=True)
+    if json:
+        print_json(answer.document())
+    elif answer.changed:
+        typer.echo(printable(f"changed: {', '.join(answer.changed)}"))
+    else:
+        typer.echo("nothing differs; certificates and keys were read again")
 
 
 @app.command(**in_help(RUN, "Run a small training job; print the figures.", "forebay demo"))

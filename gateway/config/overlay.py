@@ -10,7 +10,7 @@ that keeps callers from something.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from gateway.errors import ConfigError
 
 NAME = "slots.json"
 FORMAT = "forebay slots 1"
+
+KEYS_TOLD_MAX = 50
 
 SlotTable = Mapping[str, Any]
 """What is said of one slot, as in the TOML file."""
@@ -145,19 +147,35 @@ def _checksum(slots: Any) -> str:
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
-def restart_needed(before: Settings, after: Settings) -> list[str]:
-    """The keys of what was changed and cannot be while the gateway runs."""
-    keys = []
+def changed_keys(before: Settings, after: Settings) -> list[str]:
+    """The keys of what was changed, `KEYS_TOLD_MAX` at most, without values: some are secret. Entries of lists are
+    named."""
+    keys = [key for _, key in _changed(before, after)]
+    more = len(keys) - KEYS_TOLD_MAX
+    return keys if more <= 0 else [*keys[:KEYS_TOLD_MAX], f"{more} more"]
+
+
+def _changed(before: Settings, after: Settings) -> Iterator[tuple[str | tuple[str, str], str]]:
+    """The table, for a list, or table and field, with the key as people know it."""
     for table in type(before).model_fields:
         old, new = getattr(before, table), getattr(after, table)
         if isinstance(old, list):
-            if old != new and table not in _LIVE_LISTS:
-                keys.append(table)
+            was, now = ({_name_of(one): one for one in entries} for entries in (old, new))
+            yield from ((table, f"{table} {name!r}") for name in {**was, **now} if was.get(name) != now.get(name))
             continue
         for name, field in type(old).model_fields.items():
             is_any_port = name == "port" and getattr(new, name) == 0
-            if getattr(old, name) != getattr(new, name) and (table, name) not in _LIVE and not is_any_port:
-                keys.append(f"{table}.{field.alias or name}")
+            if getattr(old, name) != getattr(new, name) and not is_any_port:
+                yield (table, name), f"{table}.{field.alias or name}"
+
+
+def _name_of(entry: object) -> str:
+    return str(getattr(entry, "name", None) or getattr(entry, "access_key_id", ""))
+
+
+def restart_needed(before: Settings, after: Settings) -> list[str]:
+    """The keys of what was changed and cannot be while the gateway runs."""
+    keys = [key for which, key in _changed(before, after) if which not in _LIVE | _LIVE_LISTS]
     sizes = {slot.name: slot.block_size_bytes for slot in before.slots}
     keys += [
         f"block_size of the slot {slot.name!r}"
@@ -196,6 +214,7 @@ _LIVE = frozenset(
         ("server", "caller_wait_seconds"),
         ("admin", "token"),
         ("admin", "token_file"),
+        ("cache", "capacity_bytes"),
     }
 )
 """What can be changed while the gateway runs, besides those lists."""

@@ -84,6 +84,7 @@ def control_app(
             Route("/api/v1/requests", guard(requests.list)),
             Route("/api/v1/slots", guard(slots.list)),
             _by_method("/api/v1/slots/{name}", PUT=guard(slots.put), DELETE=guard(slots.delete)),
+            Route("/api/v1/reload", guard(slots.reload), methods=["POST"]),
             Route("/api/v1/jobs", guard(work.list)),
             _by_method("/api/v1/jobs/{job_id}", GET=guard(work.show), DELETE=guard(work.cancel)),
             _by_method("/api/v1/snapshots", GET=guard(frozen.list), POST=guard(frozen.create)),

@@ -43,6 +43,7 @@ _GATEWAY = {
         "draining": {"type": "boolean"},
         "ready": {"type": "boolean"},
         "processes": {"type": "array", "items": _PROCESS},
+        "config_file": {"type": ["string", "null"], "description": "the settings' file; null: there is none"},
         "generation": {"type": "integer", "description": "how often settings were changed since the start"},
         "settings_problem": {
             "type": ["string", "null"],
@@ -291,6 +292,7 @@ def _described() -> dict[str, Any]:
             "/api/v1/requests": _requests(),
             "/api/v1/slots": _get("Slots, and which limit binds each.", "application/json", _SLOTS),
             "/api/v1/slots/{name}": _slot(),
+            "/api/v1/reload": _reload(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             **snapshot_paths(_JOB, _GUARDED),
@@ -598,24 +600,15 @@ _GUARDED = {
 }
 
 
-def _slot() -> dict[str, Any]:
-    changed = {
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}, "in_force": {"type": "boolean"}},
-                }
-            }
-        }
-    }
-    responses = {
+def _change_responses(**properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {**properties, "in_force": {"type": "boolean"}}}
+    changed = {"content": {"application/json": {"schema": schema}}}
+    return {
         "200": {"description": "All processes keep to it.", **changed},
         "202": {
             "description": "It is set; a process that is stopped keeps to it when it goes on.",
             **changed,
         },
-        "400": {"description": "The body is no slot."},
         "401": {"description": "The request lacks the token, or has another one than admin.token."},
         "403": {"description": "Not from this machine, and there is no admin.token."},
         "409": {
@@ -624,6 +617,19 @@ def _slot() -> dict[str, Any]:
         },
         "503": {"description": "The supervisor has not answered, or too many changes are under way."},
     }
+
+
+def _reload() -> dict[str, Any]:
+    file = {"type": ["string", "null"], "description": "what was read besides the environment"}
+    changed = {"type": "array", "items": {"type": "string"}, "description": "the keys of what is another than before"}
+    responses = _change_responses(file=file, changed=changed)
+    responses["409"] = {"description": "Refused, with why: nothing has changed. Keys that need a restart are named."}
+    summary = "Read the configuration anew, as at SIGHUP."
+    return {"post": {"summary": summary, "responses": responses, "security": [{"token": []}, {}]}}
+
+
+def _slot() -> dict[str, Any]:
+    responses = {**_change_responses(name={"type": "string"}), "400": {"description": "The body is no slot."}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     security: list[dict[str, list[str]]] = [{"token": []}, {}]
     body = {

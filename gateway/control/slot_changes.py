@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,6 +31,14 @@ class SlotRefused(Exception):
         self.status = status
 
 
+class Made(NamedTuple):
+    """A change that was taken: whether all processes keep to it by now, what changed, and which file was read."""
+
+    is_followed: bool
+    changed: Sequence[str]
+    config_file: str | None
+
+
 class SlotChanges:
     """Asks over `tell`, and hears of it by the state of the gateway."""
 
@@ -39,8 +47,8 @@ class SlotChanges:
         self._holder = holder
         self._asked = 0
 
-    async def make(self, name: str, slot: Mapping[str, Any] | None, remote: str | None = None) -> bool:
-        """Set a slot, or (None) remove it, for the client at `remote`; whether all processes keep to it by now.
+    async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
+        """Set a slot, or (None) remove it, for the client at `remote`; without a name, have the settings read anew.
         SlotRefused."""
         if self._asked >= _ASKED_MAX:
             raise SlotRefused(503, "too many changes are under way: try again")
@@ -52,17 +60,17 @@ class SlotChanges:
         try:
             if not self._tell(f"asks {line.decode()}"):
                 raise SlotRefused(503, "the supervisor takes no changes now: try again")
-            state = await self._until(lambda state: any(one == asked for one, _ in state.answers), ANSWER_SECONDS)
+            state = await self._until(lambda state: any(one[0] == asked for one in state.answers), ANSWER_SECONDS)
             if state is None:
                 raise SlotRefused(
                     503, "the supervisor has not answered: look with forebay slots whether the change is in force"
                 )
-            problem = dict(state.answers)[asked]
+            _, problem, changed = next(one for one in state.answers if one[0] == asked)
             if problem is not None:
                 raise SlotRefused(409, problem)
             wanted = state.generation
             followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
-            return followed is not None
+            return Made(followed is not None, changed, state.config_file)
         finally:
             self._asked -= 1
 

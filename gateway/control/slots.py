@@ -106,16 +106,21 @@ class SlotsApi:
         """Remove a slot that was set here. What it has on disk goes to the slots that its keys belong to then."""
         return await self._make(request, None)
 
+    async def reload(self, request: Request) -> Response:
+        """Have the supervisor read its file, environment and secrets anew, as SIGHUP does, and say what has changed."""
+        return await self._make(request, None)
+
     async def _make(self, request: Request, slot: dict[str, Any] | None) -> Response:
-        name: str = request.path_params["name"]
+        name: str | None = request.path_params.get("name")
         remote = request.client.host if request.client is not None else None
         if self._changes is None:
             return problem(503, "the gateway is starting")
         try:
-            is_followed = await self._changes.make(name, slot, remote)
+            made = await self._changes.make(name, slot, remote)
         except SlotRefused as refusal:
             return problem(refusal.status, str(refusal))
-        return json_answer({"name": name, "in_force": is_followed}, 200 if is_followed else 202)
+        told = {"file": made.config_file, "changed": made.changed} if name is None else {"name": name}
+        return json_answer({**told, "in_force": made.is_followed}, 200 if made.is_followed else 202)
 
     async def list(self, _request: Request) -> Response:
         """Every slot, the built-in one last."""

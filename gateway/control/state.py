@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +30,8 @@ class GatewayState:
     """The gateway as a whole. `started_at` is in seconds since 1970, `closed` why there is no cache.
 
     `generation` counts the changes of settings while it runs; `settings_problem` says why the last one was refused.
-    `answers` are the last changes that were asked for over the admin port, by their ids, with why they were refused.
+    `answers` are the last changes that were asked for over the admin port, by their ids, with why they were refused
+    or the keys of what they have changed. `config_file` is where the settings come from, besides the environment.
     """
 
     version: str
@@ -44,7 +46,8 @@ class GatewayState:
     closed: str | None = None
     generation: int = 0
     settings_problem: str | None = None
-    answers: tuple[tuple[str, str | None], ...] = ()
+    answers: tuple[tuple[str, str | None, Sequence[str]], ...] = ()
+    config_file: str | None = None
 
     @property
     def ready(self) -> bool:
@@ -68,7 +71,7 @@ class GatewayState:
     def from_line(cls, line: bytes) -> GatewayState:
         document = orjson.loads(line)
         processes = tuple(ProcessState(**one) for one in document.pop("processes"))
-        answers = tuple((asked, problem) for asked, problem in document.pop("answers"))
+        answers = tuple((asked, problem, changed) for asked, problem, changed in document.pop("answers"))
         return cls(**document, processes=processes, answers=answers)
 
 

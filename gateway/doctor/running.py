@@ -60,7 +60,7 @@ def _health(status: Status) -> Iterator[Finding]:
         yield from _process(one)
     if gateway.settings_problem:
         yield warning(
-            AREA, f"changed settings are not in force: {gateway.settings_problem}", "correct them, then send SIGHUP"
+            AREA, f"changed settings are not in force: {gateway.settings_problem}", "correct them, then forebay reload"
         )
     if gateway.closed:
         yield error(AREA, f"it works without a cache: {gateway.closed}", "repair the disk, and restart it")

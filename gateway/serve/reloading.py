@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +23,16 @@ import structlog
 
 from gateway.config import Settings
 from gateway.config.loading import LoadedSettings, load_settings
-from gateway.config.overlay import NAME, SlotTable, fitting, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.overlay import (
+    NAME,
+    SlotTable,
+    changed_keys,
+    fitting,
+    read_overlay,
+    restart_needed,
+    with_overlay,
+    write_overlay,
+)
 from gateway.config.problems import SettingsError
 from gateway.errors import ForebayError
 from gateway.serve.recovering import recover_buffer
@@ -122,11 +132,11 @@ class _FileWork(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """What is asked over the admin port: `slot` is what the slot `name` is to be; None: it is to go. `asked` is the id
-    of the question, `remote` the address that asked."""
+    """What is asked over the admin port: `slot` is what the slot `name` is to be; None: it is to go. Without a name the
+    settings are to be read anew. `asked` is the id of the question, `remote` the address that asked."""
 
     asked: str
-    name: str
+    name: str | None
     slot: Mapping[str, Any] | None
     remote: str | None = None
 
@@ -137,6 +147,8 @@ class SlotChange:
     @property
     def operation(self) -> str:
         """As the admin port was asked for it."""
+        if self.name is None:
+            return "POST /api/v1/reload"
         return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{quote(self.name, safe='')}"
 
     @classmethod
@@ -190,6 +202,11 @@ class Reloader:
     path: Path | None
     environment: Mapping[str, str]
 
+    @property
+    def shown_path(self) -> str | None:
+        """The file, as text: names of files may be no text."""
+        return None if self.path is None else os.fsencode(self.path.absolute()).decode(errors="backslashreplace")
+
     def load(
         self,
         running: Settings,
@@ -205,7 +222,7 @@ class Reloader:
         try:
             base = load_settings(self.path, self.environment, running=running)
             before = read_overlay(directory) if known is None else known
-            overlay = before if change is None else self._changed(base, before, change)
+            overlay = before if change is None or change.name is None else self._changed(base, before, change)
             loaded = with_overlay(self.path, self.environment, base, overlay)
             _refuse_restarts(running, loaded.settings)
             if len(loaded.settings.slots) > count_max:
@@ -222,6 +239,7 @@ class Reloader:
         """The overlay with `change`. SettingsError where the slot cannot be beside those that are in force."""
         is_configured = any(slot.name == change.name for slot in base.settings.slots)
         others = [slot for slot in overlay if slot["name"] != change.name]
+        assert change.name is not None  # noqa: S101 - what has none changes no slot
         if change.slot is None and len(others) == len(overlay) and not is_configured:
             raise ChangeRefused(f"there is no slot {change.name!r}")
         if is_configured and (change.slot is not None or len(others) == len(overlay)):
@@ -250,7 +268,10 @@ class Reloader:
 def _refuse_restarts(running: Settings, settings: Settings) -> None:
     keys = restart_needed(running, settings)
     if keys:
-        raise ChangeRefused(f"these take a new start of the gateway: {', '.join(keys)}")
+        changed = changed_keys(running, settings)
+        live = [key for key in changed if not any((key.partition(" ")[2] or key) in one for one in keys)]
+        besides = f"; without these it could take {', '.join(live)}" if live else ""
+        raise ChangeRefused(f"these take a new start of the gateway: {', '.join(keys)}{besides}")
 
 
 def _refuse_unflushed(running: Settings, settings: Settings) -> None:

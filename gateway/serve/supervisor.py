@@ -35,7 +35,7 @@ from gateway.bandwidth_wiring import (
 )
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
-from gateway.config.overlay import SlotTable
+from gateway.config.overlay import SlotTable, changed_keys
 from gateway.control.state import GatewayState
 from gateway.errors import ForebayError, StartupError
 from gateway.log_sink import write_bounded
@@ -224,7 +224,7 @@ class _Supervisor:
         self._overlay: Sequence[SlotTable] | None = None
         """What was there before the last change of slots that was written, or is being: it is in force while nobody
         knows what the disk has."""
-        self._answers: deque[tuple[str, str | None]] = deque(maxlen=_ANSWERS_KEPT)
+        self._answers: deque[tuple[str, str | None, Sequence[str]]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
         self._stop_told_at = 0.0
@@ -263,6 +263,7 @@ class _Supervisor:
             generation=self._config.generation,
             settings_problem=self._settings_problem,
             answers=tuple(self._answers),
+            config_file=self._reloader.shown_path,
         )
 
     def _publish(self) -> None:
@@ -334,11 +335,12 @@ class _Supervisor:
 
     async def _change(self, change: SlotChange | None) -> None:
         """Whatever comes of it is told, and the gateway goes on: with what was before, where it cannot be."""
-        problem = None
-        if change is None:
+        problem, changed = None, list[str]()
+        is_reload = change is None or change.name is None
+        if is_reload:
             notify_reloading()
         try:
-            await self._put_in_force(change)
+            changed = await self._put_in_force(change)
         except (ForebayError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: nothing was changed", problem=problem)
@@ -347,16 +349,16 @@ class _Supervisor:
             _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
         if change is not None:
-            self._answers.append((change.asked, _as_text(problem)))
-        if problem is None or change is None:
+            self._answers.append((change.asked, _as_text(problem), changed))
+        if problem is None or is_reload:
             self._settings_problem = _as_text(problem)
-        if change is None:
+        if is_reload:
             notify_ready(self._served())
         self._publish()
 
-    async def _put_in_force(self, change: SlotChange | None) -> None:
+    async def _put_in_force(self, change: SlotChange | None) -> list[str]:
         """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
-        thing that lasts."""
+        thing that lasts. Return the keys of what was changed."""
         load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
         if self._writing.hang and self._overlay is not None:
             load = partial(load, known=self._overlay)
@@ -379,11 +381,13 @@ class _Supervisor:
         self._resources.bandwidth.told(bandwidth)
         self._resources.callers.told(callers)
         self._resources.request_rates.told(request_rates)
+        changed = changed_keys(self._config.settings, settings)
         self._config = config
         self._tell_all()
         for warning in loaded.warnings:
             _log.warning(warning)
-        _log.info("settings were changed", generation=config.generation, slots=len(settings.slots))
+        _log.info("settings were changed", generation=config.generation, slots=len(settings.slots), keys=changed)
+        return changed
 
     def _tell_audit(self, change: SlotChange | None, problem: str | None) -> None:
         """Before the change is answered: a process that dies meanwhile takes no line with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,17 +23,30 @@ def _run(example: str, endpoint: Endpoint, bucket: str, home: Path, direct: Any)
     environment = client_environment(endpoint.url, None, home)
     environment["AWS_ENDPOINT_URL"] = environment.pop("AWS_ENDPOINT_URL_S3")
     program = "sh" if example.endswith(".sh") else sys.executable
-    command = [program, f"examples/{example}", f"s3://{bucket}/folder"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False)
-    assert ended.returncode == 0, ended.stderr + ended.stdout
-    assert ended.stdout.splitlines()[-1].startswith("ok: ")
-    assert direct.list_objects_v2(Bucket=bucket)["KeyCount"] > 0, "it wrote nothing into the bucket"
+    foreign = {"part-0.parquet", "a.txt", "folder", "folder/part-0.parquet", "folder/sample.bin", "folder-of-others/x"}
+    for key in foreign:
+        direct.put_object(Bucket=bucket, Key=key, Body=b"of somebody else")
+    known = set(foreign)
+    for target, prefix in ((f"{bucket}/folder", "folder/"), (f"{bucket}/folder/", "folder/"), (bucket, "")):
+        command = [program, f"examples/{example}", f"s3://{target}"]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False
+        )
+        assert ended.returncode == 0, ended.stderr + ended.stdout
+        assert ended.stdout.splitlines()[-1].startswith("ok: ")
+        found = {one["Key"] for one in direct.list_objects_v2(Bucket=bucket)["Contents"]}
+        new, known = found - known, known | found
+        assert new, "it wrote nothing into the bucket"
+        assert all(re.fullmatch(rf"{prefix}[\w.-]+-[\w.]+/.+", key) for key in new), new
+    for key in foreign:
+        assert direct.get_object(Bucket=bucket, Key=key)["Body"].read() == b"of somebody else"
 
 
 @pytest.mark.clients
 @pytest.mark.parametrize("example", LIGHT)
 def test_an_example_runs(example: str, http_endpoint: Endpoint, bucket: str, tmp_path: Path, direct: Any) -> None:
-    """What it writes through the gateway is in the bucket, and what it reads twice is what it wrote."""
+    """What it writes through the gateway is in the bucket, below the prefix that it was given, with a slash or without,
+    whatever lies there; and what it reads twice is what it wrote."""
     _run(example, http_endpoint, bucket, tmp_path, direct)
 
 

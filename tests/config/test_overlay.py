@@ -10,7 +10,15 @@ import trustme
 
 from gateway.config import settings_from_json, settings_to_json
 from gateway.config.loading import load_settings
-from gateway.config.overlay import NAME, load_with_overlay, read_overlay, restart_needed, with_overlay, write_overlay
+from gateway.config.overlay import (
+    NAME,
+    changed_keys,
+    load_with_overlay,
+    read_overlay,
+    restart_needed,
+    with_overlay,
+    write_overlay,
+)
 from gateway.config.problems import SettingsError
 from tests.support.cache_directory import begun
 
@@ -134,11 +142,28 @@ def test_what_needs_a_restart(tmp_path: Path) -> None:
     assert restart_needed(before, load_settings(path, {}, running=before).settings) == []
     text = CONFIGURATION.replace('"1GiB"', '"2GiB"') + 'block_size = "1MiB"\n[server]\nworkers = 3\nport = 0\n'
     after = load_settings(configured(tmp_path, text), {}).settings
-    assert restart_needed(before, after) == ["server.workers", "cache.capacity", "block_size of the slot 'a'"]
+    assert restart_needed(before, after) == ["server.workers", "block_size of the slot 'a'"]
     first = text + '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "s"\nallow = ["s3://"]\n'
     assert "the first or the last of credentials" in restart_needed(
         before, load_settings(configured(tmp_path, first), {}).settings
     )
+
+
+def test_what_was_changed_is_told_by_its_key(tmp_path: Path) -> None:
+    """Entries of lists by their names; no value, since some are secret; and not more than anybody reads."""
+    key = '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "hidden"\nallow = ["s3://"]\n'
+    before = load_settings(configured(tmp_path, CONFIGURATION + key), {}).settings
+    text = (
+        CONFIGURATION.replace('"1GiB"', '"2GiB"')
+        + key.replace("hidden", "other")
+        + '[admin]\ntoken = "0123456789abcdef"\n'
+    )
+    after = load_settings(configured(tmp_path, text), {}).settings
+    assert changed_keys(before, before) == []
+    assert changed_keys(before, after) == ["admin.token", "cache.capacity", "credentials 'k'"]
+    many = "".join(f'[[slots]]\nname = "n{number}"\nprefix = "s3://n{number}/"\n' for number in range(200))
+    told = changed_keys(before, load_settings(configured(tmp_path, CONFIGURATION + key + many), {}).settings)
+    assert (told[0], told[-1], len(told)) == ("slots 'n0'", "150 more", 51)
 
 
 def test_buckets_stay_where_they_are_while_it_runs(tmp_path: Path) -> None:

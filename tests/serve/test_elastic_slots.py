@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -144,15 +150,56 @@ def test_the_file_is_read_anew(tmp_path: Path) -> None:
         admin.reload({"credentials": [other]}, gateway)
         for client in clients:
             assert refused(client.get_object, Bucket=BUCKET, Key="a") == "InvalidAccessKeyId"
-        admin.reload({"cache": {"capacity": "128MiB"}}, gateway)
-        assert "cache.capacity" in admin.gateway["settings_problem"]
-        admin.reload({"cache": {"capacity": "64MiB", "colour": "red"}}, gateway)
+        admin.reload({"cache": {"block_size": "128KiB"}}, gateway)
+        assert "cache.block_size" in admin.gateway["settings_problem"]
+        admin.reload({"cache": {"block_size": "64KiB", "colour": "red"}}, gateway)
         assert "colour" in admin.gateway["settings_problem"]
         text = gateway.config_file.read_text()
         gateway.config_file.write_text(text.replace('colour = "red"', ""))
         assert admin.put("a", {"prefix": f"s3://{BUCKET}/a/"}).status_code == 200
         assert admin.gateway["settings_problem"] is None, "what is in force is the file as it was mended"
         newcomer.list_objects_v2(Bucket=BUCKET)
+
+
+def test_a_reload_says_what_was_taken_and_what_needs_a_restart(tmp_path: Path) -> None:
+    """`forebay reload` does what SIGHUP does, waits for all processes, and names keys; refused, nothing has changed."""
+    token = "0123456789abcdef"
+    with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
+        text, admin = gateway.config_file.read_text(), Admin(gateway)
+
+        def reload(
+            *options: str, environment: Mapping[str, str] = MappingProxyType({}), **config: Any
+        ) -> tuple[int, str, str]:
+            gateway.config_file.write_text(to_toml(laid_over(text, config)))
+            command = [sys.executable, "-m", "gateway", "reload", "--admin-url", gateway.admin_url, *options]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        config = "--config", str(gateway.config_file)
+        assert reload(*config) == (0, "nothing differs; certificates and keys were read again\n", "")
+        slots = [{"name": "a", "prefix": f"s3://{BUCKET}/a/", "mode": "read-only"}]
+        cache = {"capacity": "48MiB"}
+        assert reload(*config, slots=slots, cache=cache) == (0, "changed: cache.capacity, slots 'a'\n", "")
+        client = client_of(gateway.s3_url)
+        assert refused(client.put_object, Bucket=BUCKET, Key="a/1", Body=b"x") == "AccessDenied"
+        code, told, problem = reload(*config, cache=cache, server={"workers": 3})
+        assert (code, told) == (1, "")
+        assert "take a new start of the gateway: server.workers; without these it could take slots 'a'" in problem
+        assert "a" in admin.slots()
+        assert "server.workers" in admin.gateway["settings_problem"]
+        code, told, problem = reload(*config, cache={**cache, "colour": "red"})
+        assert (code, told) == (1, "")
+        assert "colour" in problem
+        other = tmp_path / "other.toml"
+        other.write_text("")
+        code, told, problem = reload("--config", str(other), "--json", cache=cache, admin={"token": token})
+        assert (code, json.loads(told)["changed"]) == (0, ["admin.token", "slots 'a'"])
+        assert problem == f"forebay: the gateway has read {gateway.config_file}, with which it was started\n"
+        assert reload(cache=cache)[0] == 1, "whoever has no token"
+        assert reload(cache=cache, environment={"FOREBAY_ADMIN__TOKEN": token})[1] == "changed: admin.token\n"
+        assert admin.gateway["settings_problem"] is None
 
 
 @pytest.mark.slow
@@ -220,6 +267,56 @@ def test_blocks_go_with_their_keys(tmp_path: Path) -> None:
         left = used()["data"]
         assert admin.delete("data").status_code == 200
         until(lambda: used() == {"default": left}, "the blocks have not gone to the slot around")
+
+
+def test_the_cache_becomes_smaller_and_larger(tmp_path: Path) -> None:
+    """`cache.capacity` is in force in all processes at once: what is beyond it is evicted, what fits is kept. Clients
+    keep their connections and every byte; one that slots' guarantees do not fit in is refused."""
+    guaranteed = {"name": "kept", "prefix": f"s3://{BUCKET}/kept/", "capacity": "8MiB"}
+    config = {"cache": {"capacity": "32MiB"}, "slots": [guaranteed]}
+    with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
+        admin, clients = Admin(gateway), [client_of(gateway.s3_url) for _ in range(8)]
+        direct, contents = client_of(origin.endpoint_url), [os.urandom(MIB) for _ in range(60)]
+        for number, content in enumerate(contents):
+            direct.put_object(Bucket=BUCKET, Key=f"{'kept' if number < 6 else 'data'}/{number}", Body=content)
+        before = [one["process_id"] for one in admin.gateway["processes"]]
+
+        def read(numbers: range) -> set[str]:
+            """By both workers. What the answers say of the cache."""
+            labels = set()
+            for number in numbers:
+                key = f"{'kept' if number < 6 else 'data'}/{number}"
+                answer = clients[number % len(clients)].get_object(Bucket=BUCKET, Key=key)
+                assert answer["Body"].read() == contents[number], key
+                labels.add(answer["ResponseMetadata"]["HTTPHeaders"]["x-forebay-cache"].partition(";")[0])
+            return labels
+
+        def used() -> tuple[int, int]:
+            """What slot and cache hold."""
+            held = {name: one["capacity"]["used_bytes"] for name, one in admin.slots().items()}
+            return held["kept"], sum(held.values())
+
+        def capacities() -> set[str]:
+            text = httpx.get(f"{gateway.admin_url}/metrics", timeout=60).text
+            return set(re.findall(r"^forebay_cache_capacity_bytes(?:{.*})? (\S+)$", text, re.MULTILINE))
+
+        read(range(60))
+        until(lambda: used()[1] > 24 * MIB, "nothing is cached")
+        admin.reload({"cache": {"capacity": "12MiB"}}, gateway)
+        until(lambda: used()[1] <= 12 * MIB, "it has not evicted down")
+        assert used()[0] >= 6 * MIB, "what was guaranteed has gone"
+        assert admin.get("/api/v1/status")["cache"]["capacity_bytes"] == 12 * MIB
+        until(lambda: {float(one) for one in capacities()} == {12 * MIB}, "the metrics say another capacity")
+        read(range(60))
+        until(lambda: used()[1] <= 12 * MIB, "a worker keeps to the capacity of before")
+        admin.reload({"cache": {"capacity": "4MiB"}}, gateway)
+        assert "slots[].capacity" in admin.gateway["settings_problem"]
+        admin.reload({"cache": {"capacity": "96MiB"}}, gateway)
+        read(range(60))
+        for _ in range(4):
+            until(lambda: read(range(60)) == {"hit"}, "a worker keeps to the capacity of before")
+        assert [one["process_id"] for one in admin.gateway["processes"]] == before
+        assert used()[1] > 60 * MIB
 
 
 @pytest.mark.slow
