@@ -22,9 +22,21 @@ MARKERS = (
     "manifest*",
     "*.manifest",
     "*manifest.json",
+    "index.json",
+    "_metadata",
+    "_common_metadata",
+    "dataset_info.json",
+    "state.json",
+    "zarr.json",
+    ".zmetadata",
+    "_delta_log/*",
+    ".hoodie/*",
+    ".hoodie/timeline/*",
+    "metadata/*.metadata.json",
+    "version-hint.text",
 )
-"""The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow and table formats tell readers
-that other objects are complete."""
+"""The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow, Streaming, LitData, Parquet,
+Hugging Face datasets, Zarr and table formats tell readers that other objects are complete."""
 
 
 MissReason: TypeAlias = Literal["first-read", "evicted", "changed", "not-kept", "expired"]

@@ -464,15 +464,15 @@ class SlotSettings(Section):
     order: Literal["markers", "strict"] = setting(
         "markers",
         "In which order writes reach the origin. `markers`: the oldest first, many at once; a marker waits until the "
-        "origin has all writes under its directory that were acknowledged before it. `strict`: one by one, as they "
-        "were acknowledged, also those that were overwritten since.",
+        "origin has all writes under its directory, or its table's, that were acknowledged before it. `strict`: one by "
+        "one, as they were acknowledged, also those that were overwritten since.",
         allowed="markers or strict; needs write = back",
     )
     markers: list[str] = setting(
         list(MARKERS),
-        "Names (the last part of a key's path) of objects that tell readers that others are complete, such as a "
-        "checkpoint's manifest.",
-        allowed='a list of names, with * and ?, such as ["*.index.json"]; needs write = back',
+        "Names (the last part of a key's path; of names with slashes, as many parts) of objects that tell readers that "
+        "others are complete, such as a checkpoint's manifest.",
+        allowed='a list of names, with * and ?, such as ["*.index.json", "_delta_log/*"]; needs write = back',
     )
     checkpoints: list[CheckpointPatternText] | None = setting(
         None,

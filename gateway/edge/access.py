@@ -22,6 +22,7 @@ from gateway.policy.slots import (
     Slots,
     refusal_of_any_write,
     refusal_of_bucket_operation,
+    refusal_of_creation,
     refusal_of_listing,
     refusal_of_read,
     refusal_of_unknown_writes,
@@ -35,7 +36,15 @@ from gateway.s3.presigned import (
     verify_presigned_v2,
     verify_presigned_v4,
 )
-from gateway.s3.requests import Operation, S3Request, names_foreign_source, parse_copy_source, parse_query
+from gateway.s3.requests import (
+    Operation,
+    S3Request,
+    is_form,
+    is_preflight,
+    names_foreign_source,
+    parse_copy_source,
+    parse_query,
+)
 from gateway.s3.signature_v4 import (
     Authorization,
     SeedSignature,
@@ -195,7 +204,10 @@ class Authenticator:
         return OWN if self._has_own_keys and access_key_id != UNSIGNED else access_key_id
 
     def authenticate(self, request: S3Request) -> Caller:
-        """The caller of a request whose signature holds; raises S3Error otherwise."""
+        """The caller of a request whose signature holds; raises S3Error otherwise. Preflights are nobody's, whatever
+        is presigned in the address that they are about."""
+        if is_preflight(request):
+            return ANONYMOUS
         header = request.headers.get("authorization")
         presigned = parse_presigned_v4(request) if request.raw_query else None
         if header is not None and presigned is not None:
@@ -247,6 +259,11 @@ class Authenticator:
         if presigned is None:
             if self._allow_unsigned:
                 return ANONYMOUS
+            if is_form(request):
+                raise s3_error(
+                    "NotImplemented",
+                    "This gateway does not read the signature in a form's body. Have the browser send a presigned PUT.",
+                )
             raise s3_error("AccessDenied", "The request is not signed, and this gateway serves signed requests only.")
         if not self._allow_signature_v2:
             raise s3_error(
@@ -274,7 +291,6 @@ _OVERRIDES = frozenset(
 """By these, some servers carry out another method, or on another path, than what is authorised here."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_FORM = "multipart/form-data"
 
 _SELECT = frozenset({"select", "select-type", "x-id"})
 
@@ -290,9 +306,7 @@ def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
     if reason is None and not grant.covers_everything:
         reason = _refusal_of_sources(request, grant)
     # RenameObject takes a key away that its header names; a form holds its own.
-    if reason is None and (
-        "x-amz-rename-source" in request.headers or (request.method == "POST" and _is_form(request))
-    ):
+    if reason is None and ("x-amz-rename-source" in request.headers or is_form(request)):
         reason = refusal_of_unknown_writes(grant, slots, request.bucket or "")
     if reason is not None:
         raise s3_error("AccessDenied", f"Access Denied. {reason}")
@@ -306,6 +320,8 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
         return refusal_of_write(grant, slots, bucket, key)
     if bucket is not None and request.operation in _LISTINGS:
         return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
+    if request.operation is Operation.CREATE_BUCKET:
+        return refusal_of_creation(grant, bucket or "")  # where it changes anything, what follows is asked then
     if request.operation is Operation.DELETE_OBJECTS:
         return refusal_of_any_write(grant, slots, bucket or "")  # each key is checked once the body has named it
     return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))
@@ -324,11 +340,6 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
     return None
 
 
-def _is_form(request: S3Request) -> bool:
-    """Whatever else is in its target: some servers look at the content type alone."""
-    return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
-
-
 def _refused_override(request: S3Request) -> S3Error:
     name = min(_OVERRIDES.intersection(request.headers))
     return s3_error("InvalidRequest", f"The header {name} is not accepted: send the request itself.")
@@ -341,9 +352,7 @@ def is_read(request: S3Request) -> bool:
     """
     if request.method in _READING and not request.query:
         return True
-    if request.method not in _READING and (
-        request.method != "POST" or (request.method == "POST" and _is_form(request))
-    ):
+    if request.method not in _READING and (request.method != "POST" or is_form(request)):
         return False
     names = {name for name, _ in request.query}
     if request.method in _READING:

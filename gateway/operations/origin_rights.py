@@ -40,6 +40,7 @@ from gateway.s3.requests import (
     CopySource,
     Operation,
     S3Request,
+    is_form,
     names_foreign_source,
     parse_copy_source,
 )
@@ -47,7 +48,6 @@ from gateway.s3.xml import error_code_of
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
-_FORM = "multipart/form-data"
 
 _ANSWER_BYTES_MAX = 64 * 1024
 _LAST_CHARACTER = "\U0010ffff"
@@ -167,7 +167,7 @@ def _is_judged(context: RequestContext) -> bool:
         return False  # by its keys (judge_deletions)
     if _names_anything(request):
         return True
-    if request.key is not None and not _is_form(request):
+    if request.key is not None and not is_form(request):
         return _is_by_origin(context.slot)
     prefix = (request.parameter("prefix") or "") if request.operation in _LISTINGS else ""
     return any(_is_by_origin(slot) for slot in slots.under(request.bucket or "", prefix))
@@ -178,10 +178,6 @@ def _names_anything(request: S3Request) -> bool:
     if "x-amz-rename-source" in request.headers or _copied(request) is None:
         return True
     return names_foreign_source(request.headers)
-
-
-def _is_form(request: S3Request) -> bool:
-    return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
 
 
 def _sources(context: RequestContext) -> list[tuple[ObjectKey, str | None]]:

@@ -143,11 +143,23 @@ class _Answer(NamedTuple):
     body: bytes
 
 
+_OF_PREFLIGHTS = ("origin", "access-control-request-method", "access-control-request-headers")
+
+
+async def forward_preflight(context: RequestContext) -> Response:
+    """Have the bucket's own rules say what a page may do. Nobody has signed this: nothing else of it goes on."""
+    headers = {name: value for name, value in context.request.headers.items() if name in _OF_PREFLIGHTS}
+    return await _joined(context, onward_request(context, Payload(), headers=headers, query=[]))
+
+
 async def forward_joined(context: RequestContext) -> Response:
     """As `forward`, for a request that changes nothing and whose answer is small."""
     payload = await receive_payload(context)
-    request = onward_request(context, payload)
-    if payload.body:
+    return await _joined(context, onward_request(context, payload))
+
+
+async def _joined(context: RequestContext, request: OriginRequest) -> Response:
+    if request.body:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=context.request.method == "HEAD")
 
@@ -156,7 +168,8 @@ async def forward_joined(context: RequestContext) -> Response:
 
     answer = await context.services.catalog.joined_calls.ask(_question(request), send)
     if answer is None:
-        return await forward(context)
+        response = await context.services.origin.send(request)
+        return streamed_reply(response, head_only=request.method == "HEAD")
     if request.method == "HEAD" or answer.status in (204, 304):
         return Response(answer.status, answer.headers, no_body(), "forwarded")
     return Response(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")

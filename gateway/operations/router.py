@@ -16,13 +16,14 @@ from gateway.errors import S3Error
 from gateway.model import ObjectKey
 from gateway.operations.bucket_metadata_cache import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
+from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
-from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
+from gateway.operations.passthrough import READ_METHODS, forward, forward_preflight, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
@@ -40,8 +41,14 @@ from gateway.operations.writeback.write_back_policy import Reason, check_conditi
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.presigned import strip_signature_parameters
-from gateway.s3.requests import Operation, names_foreign_source, parse_copy_source
+from gateway.s3.requests import (
+    BUCKET_SUBRESOURCES,
+    Operation,
+    is_form,
+    is_preflight,
+    names_foreign_source,
+    parse_copy_source,
+)
 from gateway.writeback.bounds.bounds import Bound
 
 if TYPE_CHECKING:
@@ -57,6 +64,8 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 
 def perform(context: RequestContext) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
+    if is_preflight(context.request):
+        return forward_preflight(context)
     return judged(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
 
 
@@ -119,6 +128,7 @@ async def _passthrough(context: RequestContext) -> Response:
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
     Operation.LIST_BUCKETS: list_buckets,
+    Operation.CREATE_BUCKET: create_bucket,
     Operation.HEAD_BUCKET: bucket_answer,
     Operation.GET_BUCKET_LOCATION: bucket_answer,
     Operation.GET_BUCKET_VERSIONING: bucket_answer,
@@ -228,7 +238,7 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         return with_durability(flushed, is_durable=True) if tells else flushed
     if operation in _JUDGED and context.signed_by is None:
         check_condition(context, buffer)
-    if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
+    if "x-amz-rename-source" in request.headers or is_form(request):  # names a key in a way not read here
         return _when_all_flushed(context, buffer)
     if context.signed_by is not None:
         return _in_the_callers_name(context, buffer)
@@ -303,12 +313,15 @@ def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
 
 
 def _is_about_all_objects(context: RequestContext) -> bool:
-    """ListObjectVersions, DeleteBucket, and POST Object, which names its key in its body."""
+    """Whether objects decide about its answer, or are changed by it: ListObjectVersions, and all that changes
+    something but a setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body."""
     request = context.request
     if request.operation is not Operation.FORWARD:
         return False
-    said = {name for name, _ in strip_signature_parameters(request.query)} - {"x-id"}
-    return "versions" in said or (request.method not in READ_METHODS and not said)
+    said = {name for name, _ in request.query}
+    if request.method in READ_METHODS:
+        return "versions" in said
+    return is_form(request) or BUCKET_SUBRESOURCES.isdisjoint(said)
 
 
 def _pending_keys(context: RequestContext, buffer: WritebackBuffer) -> list[ObjectKey]:

@@ -273,6 +273,13 @@ def refusal_of_any_write(grant: Grant, slots: Slots, bucket: str) -> str | None:
     return None
 
 
+def refusal_of_creation(grant: Grant, bucket: str) -> str | None:
+    """Why a caller may not create a bucket, not even one that is there already: then nothing is changed."""
+    if grant.read_only:
+        return "The credential is read-only."
+    return None if any(True for _ in grant.prefixes_in(bucket)) else "The credential covers no key of this bucket."
+
+
 def refusal_of_listing(grant: Grant, bucket: str, prefix: str) -> str | None:
     """Why keys that begin with `prefix` may not be listed."""
     if not grant.covers(bucket, prefix):

@@ -284,7 +284,8 @@ def upload_checksum_type(algorithm: str | None, checksum_type: str | None) -> tu
     if algorithm is None:
         if checksum_type is not None:
             raise s3_error(
-                "InvalidRequest", "The x-amz-checksum-type header can only be used with x-amz-checksum-algorithm."
+                "InvalidRequest",
+                "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.",
             )
         return "crc64nvme", "FULL_OBJECT"
     name = algorithm.lower()
@@ -300,6 +301,8 @@ def _type_of(name: str, checksum_type: str | None) -> ChecksumType:
         return "COMPOSITE"
     if wanted == "FULL_OBJECT" and known.combine is not None:
         return "FULL_OBJECT"
+    if wanted not in ("COMPOSITE", "FULL_OBJECT"):
+        raise s3_error("InvalidRequest", "Value for x-amz-checksum-type header is invalid.")
     raise _no_such_pair(wanted, name)
 
 

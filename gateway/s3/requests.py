@@ -218,6 +218,7 @@ class Operation(StrEnum):
     """S3's operations by their API names. FORWARD stands for all that Forebay does not handle itself."""
 
     LIST_BUCKETS = "ListBuckets"
+    CREATE_BUCKET = "CreateBucket"
     HEAD_BUCKET = "HeadBucket"
     GET_BUCKET_LOCATION = "GetBucketLocation"
     GET_BUCKET_VERSIONING = "GetBucketVersioning"
@@ -277,6 +278,31 @@ BUCKET_SETTINGS: Mapping[str, Operation] = {
 }
 """Sub-resource of a bucket → the operation that reads it."""
 
+BUCKET_SUBRESOURCES = frozenset(BUCKET_SETTINGS) | {
+    "abac",
+    "accelerate",
+    "acl",
+    "analytics",
+    "cors",
+    "intelligent-tiering",
+    "inventory",
+    "lifecycle",
+    "logging",
+    "metadataConfiguration",
+    "metadataInventoryTable",
+    "metadataJournalTable",
+    "metadataTable",
+    "metrics",
+    "notification",
+    "ownershipControls",
+    "policy",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "website",
+}
+"""Sub-resources of a bucket by which a setting of it is changed, and no object (S3 API, "Actions")."""
+
 _LISTING = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
 _READ = frozenset(
     {
@@ -297,6 +323,7 @@ _UPLOADS = frozenset(
 
 _PARAMETERS: Mapping[Operation, frozenset[str]] = {
     Operation.LIST_BUCKETS: frozenset({"max-buckets", "continuation-token", "prefix", "bucket-region"}),
+    Operation.CREATE_BUCKET: frozenset(),
     Operation.HEAD_BUCKET: frozenset(),
     **{operation: frozenset({name}) for name, operation in BUCKET_SETTINGS.items()},
     Operation.LIST_OBJECTS: _LISTING | {"marker"},
@@ -345,6 +372,20 @@ def classify(method: str, bucket: str | None, key: str | None, query: Query, hea
     return operation
 
 
+def is_form(request: S3Request) -> bool:
+    """Whether a browser's form may be what is sent, with its key in its body, whatever else is in its target: some
+    servers look at the content type alone."""
+    content_type = request.headers.get("content-type", "").strip().lower()
+    return request.method == "POST" and content_type.startswith("multipart/form-data")
+
+
+def is_preflight(request: S3Request) -> bool:
+    """Whether a browser asks, by itself, what the bucket's rules let a page do. It cannot sign that."""
+    headers = request.headers
+    is_asked = "origin" in headers and "access-control-request-method" in headers
+    return request.method == "OPTIONS" and is_asked and "authorization" not in headers
+
+
 def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
     """The query without the parameters of a presigned signature: what goes on to the origin, signed anew."""
     return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
@@ -377,6 +418,8 @@ def _bucket_operation(method: str, names: Sequence[str], query: Query) -> Operat
         return Operation.HEAD_BUCKET
     if method == "POST":
         return Operation.DELETE_OBJECTS if "delete" in names else Operation.FORWARD
+    if method == "PUT" and not names:
+        return Operation.CREATE_BUCKET
     if method != "GET":
         return Operation.FORWARD
     for name in names:

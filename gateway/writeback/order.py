@@ -1,13 +1,15 @@
 """In which order writes reach the origin: markers last. Pure.
 
 A marker is an object by which readers know that others are complete: the manifest of a checkpoint, the index of its
-shards, `latest`, `_SUCCESS`. It waits until everything that was acknowledged before it under its directory is at the
-origin. In a slot with `order = "strict"` every write waits for all before it in its bucket. Elsewhere the oldest goes
-first, and small ones do not wait for large ones.
+shards, `latest`, `_SUCCESS`, the log of a table, and whatever is written under a condition: so writers make sure that
+nobody else has published the same. It waits until everything that was acknowledged before it under its directory, or
+that of its table, is at the origin. In a slot with `order = "strict"` every write waits for all before it in its
+bucket. Elsewhere the oldest goes first, and small ones do not wait for large ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -25,23 +27,38 @@ def with_order(write: Write, slot: Slot | None) -> Write:
         return replace(write, state=State.LOCAL)
     if slot is not None and slot.order == "strict":
         return replace(write, in_order=True)
-    return write if write.deleted else replace(write, behind=_directory(write.key.key, slot))
+    is_behind = not write.deleted and is_marker(write.key.key, MARKERS if slot is None else slot.markers)
+    return replace(write, behind=root_of(write.key.key)) if is_behind else write
 
 
-def key_prefix_before(key: str, slot: Slot) -> str | None:
+def key_prefix_before(key: str, slot: Slot, *, is_conditional: bool) -> str | None:
     """Under which prefix all is to be at the origin before a write of a key; None: it waits for none."""
-    return slot.prefix.key_prefix if slot.order == "strict" else _directory(key, slot)
+    root = root_of(key) if is_conditional or is_marker(key, slot.markers) else None
+    if slot.order != "strict":
+        return root
+    return slot.prefix.key_prefix if root is None else min(root, slot.prefix.key_prefix, key=len)
 
 
-def _directory(key: str, slot: Slot | None) -> str | None:
-    """That of a marker; None for what is none."""
-    if not is_marker(key, MARKERS if slot is None else slot.markers):
-        return None
+_IN_TABLE = re.compile(
+    r"(|.*?/)(?:(?:_delta_log|[._]hoodie|_versions|_transactions|_indices)/.*"
+    r"|(?:metadata|manifests?|snapshots?)/[^/]*"
+    r"|refs/[^/]*/[^/]*)",
+    re.DOTALL,
+)
+"""Where tables keep what names their files, beside these: Delta Lake, Hudi, Lance; Iceberg, SlateDB, Paimon; Icechunk.
+Directories of a common name count only where the object lies right in them."""
+
+
+def root_of(key: str) -> str:
+    """The directory that a marker speaks for: that of the table whose log or metadata it is part of, else its own."""
+    if (match := _IN_TABLE.fullmatch(key)) is not None:
+        return match[1]
     directory, slash, _ = key.rpartition("/")
     return directory + slash
 
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
-    """Whether the last part of a key's path is like one of these (`*` and `?` stand for what they do in a shell)."""
-    name = key.rpartition("/")[2]
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether the last part of a key's path is like one of these (`*` and `?` stand for what they do in a shell); of
+    patterns with slashes, as many parts as they have."""
+    parts = key.split("/")
+    return any(fnmatchcase("/".join(parts[-1 - one.count("/") :]), one) for one in patterns)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.clients.boto import read
+from tests.clients.boto import boto3_client, read
 from tests.clients.commands import Command
 from tests.clients.conftest import Endpoint
 from tests.clients.content import MIB, random_bytes
 from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin
 from tests.clients.trees import make_tree, read_bucket, read_tree
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.clients
 
@@ -39,6 +40,44 @@ region = {REGION}
 endpoint = {url}
 force_path_style = true
 """
+
+
+def test_a_bucket_with_a_read_only_slot_and_much_pending_takes_files(
+    origin: Origin, direct: Any, bucket: str, tmp_path: Path
+) -> None:
+    """README's slots with README's remote: rclone asks for the bucket first, which is there."""
+    settings = {
+        "slots": [
+            {"name": "data", "prefix": f"s3://{bucket}/data/", "mode": "read-only", "consistency": "immutable"},
+            {"name": "checkpoints", "prefix": f"s3://{bucket}/checkpoints/", "write": "back", "consistency": "ttl"},
+            {"name": "slow", "prefix": f"s3://{bucket}/slow/", "write": "back", "write_bandwidth": "64KiB/s"},
+        ],
+        "origin": {
+            "endpoint_url": origin.url,
+            "region": REGION,
+            "access_key_id": ACCESS_KEY_ID,
+            "secret_access_key": SECRET_ACCESS_KEY,
+        },
+        "cache": {"capacity": "2GiB", "persistent": True},
+    }
+    content = make_tree(tmp_path / "source")
+    with GatewayProcess(settings) as gateway:
+        config = tmp_path / "rclone.conf"
+        keys = f"access_key_id = {ACCESS_KEY_ID}\nsecret_access_key = {SECRET_ACCESS_KEY}\n"
+        config.write_text(f"[forebay]\ntype = s3\nprovider = Other\nendpoint = {gateway.s3_url}\n{keys}")
+        rclone = Command("rclone", {"HOME": str(tmp_path), "RCLONE_CONFIG": str(config), "PATH": "/usr/bin:/bin"})
+        through = boto3_client(gateway.s3_url)
+        for name in ("slow/first", "slow/pending"):  # of the second, little is sent before the test is over
+            through.put_object(Bucket=bucket, Key=name, Body=random_bytes(8 * MIB if name == "slow/pending" else 1))
+        rclone("copy", tmp_path / "source", f"forebay:{bucket}/checkpoints/run")
+        rclone("copyto", tmp_path / "source" / "empty", f"forebay:{bucket}/elsewhere")
+        rclone("copy", f"forebay:{bucket}/checkpoints/run", tmp_path / "back")
+        assert read_tree(tmp_path / "back") == content
+        refused = rclone("copyto", tmp_path / "source" / "empty", f"forebay:{bucket}/data/new", check=False)
+        assert refused.returncode != 0
+        assert b"read-only" in refused.stderr
+        through.close()
+    assert "elsewhere" in read_bucket(direct, bucket)
 
 
 def test_copy_up_and_down(rclone: Command, direct: Any, bucket: str, origin: Origin, tmp_path: Path) -> None:

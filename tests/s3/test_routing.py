@@ -28,6 +28,8 @@ HANDLED = [
     ("GET", "/b/?prefix=a%2F&delimiter=&marker=&max-keys=5&encoding-type=url", "ListObjects"),
     ("GET", "/b?list-type=2&prefix=&start-after=&fetch-owner=true&continuation-token=", "ListObjectsV2"),
     ("GET", "/b?uploads&prefix=p", "ListMultipartUploads"),
+    ("PUT", "/b", "CreateBucket"),
+    ("PUT", "/b/?x-id=CreateBucket", "CreateBucket"),
     ("POST", "/b?delete", "DeleteObjects"),
     ("POST", "/b/?delete=", "DeleteObjects"),
     ("GET", "/b/k", "GetObject"),
@@ -48,7 +50,7 @@ HANDLED = [
 FORWARDED = [
     ("POST", "/"),
     ("GET", "/?session"),
-    ("PUT", "/b"),
+    ("PUT", "/b?unknown"),
     ("DELETE", "/b"),
     ("OPTIONS", "/b/k"),
     ("GET", "/b?versions"),

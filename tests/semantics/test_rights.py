@@ -65,6 +65,49 @@ def test_7_3_an_unsigned_request_is_refused(tmp_path: Path) -> None:
     assert asyncio.run(scenario(allowed=True)) == 200
 
 
+def test_7_3_a_form_that_signs_itself_is_refused(tmp_path: Path) -> None:
+    """7.3 501, which says what to do instead; the origin hears nothing of it."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            form = {"content-type": "multipart/form-data; boundary=x", "origin": "https://page.example"}
+            answer = await call(gateway.app, "POST", "/bucket", form, b"--x--", sign=False)
+            assert (answer.status, len(gateway.origin.calls)) == (501, 0)
+            assert b"presigned PUT" in answer.body
+            assert (await call(gateway.app, "POST", "/bucket", {}, b"--x--", sign=False)).status == 403
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "target", ["/bucket/k", "/bucket", "/bucket/k?X-Amz-Signature=of-a-PUT&partNumber=1&uploadId=u"]
+)
+@pytest.mark.parametrize("slot", [Slot("s", Prefix("bucket")), Slot("s", Prefix("bucket"), authorization="origin")])
+def test_7_3_a_preflight_is_the_origins_to_answer(tmp_path: Path, target: str, slot: Slot) -> None:
+    """7.3 Browsers cannot sign it. Of what it says, only what it is about goes to the origin, whose rules decide."""
+    headers = {
+        "origin": "https://page.example",
+        "access-control-request-method": "PUT",
+        "access-control-request-headers": "content-type",
+    }
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=[slot]) as gateway:
+            told = OriginAnswer(200, headers={"access-control-allow-origin": "https://page.example"}, body=b"")
+            gateway.origin.inject(lambda one: one.method == "OPTIONS", told, times=None)
+            extra = {"x-amz-copy-source": "/bucket/secret", "cookie": "c"}
+            answer = await call(gateway.app, "OPTIONS", target, {**headers, **extra}, sign=False)
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://page.example")
+            [asked] = gateway.origin.calls
+            assert (asked.query, asked.headers, asked.signed_by) == ([], headers, None)
+            for left_out in ("origin", "access-control-request-method"):
+                fewer = {name: value for name, value in headers.items() if name != left_out}
+                assert (await call(gateway.app, "OPTIONS", "/bucket/k", fewer, sign=False)).status == 403
+            assert (await call(gateway.app, "GET", "/bucket/k", headers, sign=False)).status == 403
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("credentials", "code"),
     [

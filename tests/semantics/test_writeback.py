@@ -192,9 +192,9 @@ def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers
         first = await client.ask("PUT", "back/first", b"x")
         assert first.headers["x-forebay-cache"] == "forwarded"
         assert (await client.ask("PUT", "back/second", b"x")).headers["x-forebay-cache"] == "absorbed"
-        answer = await client.ask("PUT", "back/k", b"x", headers)
+        answer = await client.ask("PUT", "back/job/k", b"x", headers)
         assert answer.headers["x-forebay-cache"] == "forwarded"
-        assert client.origin.data("bucket", "back/k") == b"x"
+        assert client.origin.data("bucket", "back/job/k") == b"x"
 
     with_client(tmp_path, scenario)
 
@@ -685,6 +685,42 @@ def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> 
         client.origin.put("bucket", "back/k", b"theirs")
         await client.flush_until_conflict("back/k")
         assert b"OperationAborted" in (await client.ask("GET", "back/k?tagging", status=409)).body
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "waits"),
+    [
+        ("PUT", "", False),
+        ("PUT", "?tagging", False),
+        ("PUT", "?lifecycle&x-id=PutBucketLifecycleConfiguration", False),
+        ("DELETE", "?cors", False),
+        ("GET", "?tagging", False),
+        ("OPTIONS", "", False),
+        ("GET", "?versions", True),
+        ("DELETE", "", True),
+        ("DELETE", "?unknown", True),
+        ("PUT", "?unknown", True),
+        ("POST", "", True),
+        ("POST", "?tagging", True),
+        ("POST", "back/form?x", True),
+    ],
+)
+def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str, *, waits: bool
+) -> None:
+    """7.8 What is about its settings does not, nor does CreateBucket. What is not known waits."""
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
+    headers = {"content-type": "multipart/form-data; boundary=x"} if method == "POST" else {}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/pending", b"x")
+        before = len(client.origin.calls)
+        answer = await call(client.gateway.app, method, f"/bucket{'/' * bool(target[:1].isalpha())}{target}", headers)
+        assert (b"is not at the origin yet" in answer.body) == waits
+        assert (len(client.origin.calls) == before) == waits
 
     with_client(tmp_path, scenario)
 

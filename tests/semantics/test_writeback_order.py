@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import Moment
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.transaction import JournalTransaction
+from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
@@ -144,6 +148,113 @@ def test_6_6_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
             answer = await client.ask("PUT", MARKER, b"m", {"If-None-Match": "*"})
         assert answer.headers["x-forebay-cache"] == "forwarded"
         assert puts(client)[-2:] == [SHARD, MARKER]
+
+    with_client(tmp_path, scenario)
+
+
+async def _put(client: Client, name: str, status: int) -> None:
+    await client.ask("PUT", name, b"commit", {"If-None-Match": "*"}, status)
+
+
+async def _copy(client: Client, name: str, status: int) -> None:
+    client.origin.put("bucket", "elsewhere", b"commit")
+    await client.ask(
+        "PUT", name, headers={"x-amz-copy-source": "/bucket/elsewhere", "If-None-Match": "*"}, status=status
+    )
+
+
+async def _complete(client: Client, name: str, status: int) -> None:
+    upload_id = await client.create(name)
+    etags = {1: await client.part(name, upload_id, 1, b"commit")}
+    await client.complete(name, upload_id, etags, status, headers={"If-None-Match": "*"})
+
+
+@pytest.mark.parametrize(
+    ("commit", "log"),
+    [
+        (_put, "_delta_log/1.json"),
+        (_put, "_versions/1.manifest"),
+        (_put, "metadata/v1.json"),
+        (_put, ".hoodie/1.commit"),
+        (_put, "zarr.json"),
+        (_put, "part-9"),
+        (_copy, "_delta_log/1.json"),
+        (_complete, "_versions/1.manifest"),
+    ],
+)
+def test_6_6_a_condition_makes_a_marker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commit: Callable[[Client, str, int], Awaitable[None]],
+    log: str,
+) -> None:
+    """6.6 A table's commit is not at the origin before the table's data, which another worker has acknowledged: 503
+    until then. Data of another table, and what comes later, are not waited for."""
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    data = "back/table/day-1/part-1"
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        other = await WritebackBuffer.open(tmp_path / "writeback", 1, SLOTS)
+        try:
+            app = replace(client.gateway.app, services=replace(client.gateway.app.services, writeback=other))
+            answer = await call(app, "PUT", f"/bucket/{data}", {}, b"rows")
+            assert answer.headers["x-forebay-cache"] == "absorbed"
+        finally:
+            await other.close()
+        refusal = client.origin.inject(
+            on(Operation.PUT_OBJECT, key="back/table-2/part-1"), Answer(403, "AccessDenied"), times=None
+        )
+        await client.ask("PUT", "back/table-2/part-1", b"rows")
+        await commit(client, f"back/table/{log}", 503)
+        assert f"back/table/{log}" not in client.origin.buckets["bucket"].objects
+        await client.flush_one(key(data))
+        await commit(client, f"back/table/{log}", 200)
+        assert client.origin.data("bucket", f"back/table/{log}") == b"commit"
+        assert client.pending("back/table-2/part-1") is not None
+        refusal.times = 0
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6.6 Also where the log's own slot has a strict order; a conflict in the way is told at once."""
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    log = Slot("log", Prefix.parse("s3://bucket/back/table/_delta_log/"), write="back", order="strict")
+    commit = "back/table/_delta_log/1.json"
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/table/part-1", b"ours")
+        await client.ask("PUT", commit, b"commit", {"If-None-Match": "*"}, 503)
+        client.origin.put("bucket", "back/table/part-1", b"theirs")
+        await client.flush_until_conflict("back/table/part-1")
+        answer = await client.ask("PUT", commit, b"commit", {"If-None-Match": "*"}, 409)
+        assert b"OperationAborted" in answer.body
+        assert commit not in client.origin.buckets["bucket"].objects
+
+    with_client(tmp_path, scenario, [*SLOTS, log])
+
+
+@pytest.mark.parametrize(
+    "log", ["_delta_log/1.json", "_versions/1.manifest", "metadata/v1.metadata.json", "metadata/version-hint.text"]
+)
+def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Path, log: str) -> None:
+    """6.6 Written without a condition, a table's log is acknowledged at once, and sent behind the data."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        data = "back/step/day-1/part-1"
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=data), Answer(403, "AccessDenied"), times=None)
+        await client.ask("PUT", data, b"rows")
+        answer = await client.ask("PUT", f"back/step/{log}", b"commit")
+        assert answer.headers["x-forebay-cache"] == "absorbed"
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=data) >= 2)
+            assert stored(client) == set()
+        refusal.times = 0
+        await client.flush()
+        assert stored(client) == {data, f"back/step/{log}"}
 
     with_client(tmp_path, scenario)
 

@@ -101,12 +101,12 @@ class Clients:
 
     async def read(self, bucket: str, key: str) -> None:
         history: KeyHistory = self._judge.of(bucket, key)
-        possible = history.may_be()
+        possible, begun = history.may_be(), self._clock.monotonic()
         answer = await self.ask("GET", f"{bucket}/{key}")
         if answer is None or answer.status not in (200, 404) or not answer.complete:
             return
         value: Value = answer.body if answer.status == 200 else None
-        self._judge.read(bucket, key, value, possible)
+        self._judge.read(bucket, key, value, possible | history.may_have_been(begun))
 
     async def put(self, bucket: str, key: str, value: bytes, **headers: str) -> bool:
         attempt = self._judge.of(bucket, key).begin(value, self._clock.monotonic())
@@ -157,8 +157,7 @@ class Clients:
         under_way = history.begin(b"what the source has by then", begun)
         answer = await self.ask("PUT", f"{bucket}/{key}", x_amz_copy_source=f"/{bucket}/{source}")
         history.attempts.remove(under_way)
-        meanwhile = {one.value for one in of_source.attempts if one.begun >= begun}  # some came, and went
-        later = (of_source.may_be() | meanwhile) - possible
+        later = of_source.may_have_been(begun) - possible
         attempts += [history.begin(one, begun) for one in _objects(later)]
         for attempt in attempts:
             attempt.ended = self._clock.monotonic()
@@ -290,9 +289,13 @@ class Clients:
             await self._put_all([f"{run}/latest"])
 
     async def save_table(self, table: str) -> None:
-        """As Spark does."""
-        if await self._put_all([f"{table}/day={day}/part-0000" for day in range(self._dice.randint(1, 3))]):
+        """As Spark does, or Delta Lake, whose log has a new entry under a condition."""
+        if not await self._put_all([f"{table}/day={day}/part-0000" for day in range(self._dice.randint(1, 3))]):
+            return
+        if self._dice.random() < 0.5:
             await self._put_all([f"{table}/_SUCCESS"])
+        else:
+            await self.put("bucket", f"{table}/_delta_log/{self.number()}.json", self.value(), If_None_Match="*")
 
     async def _put_all(self, keys: list[str]) -> bool:
         done = [await self.put("bucket", key, self.value()) for key in keys]

@@ -53,6 +53,11 @@ class KeyHistory:
             found.add(before[-1] if before else None)
         return found
 
+    def may_have_been(self, since: float) -> set[Value]:
+        """What may have been read at some moment since then, whatever has taken its place."""
+        written = {one.value for one in self.attempts if one.begun >= since}
+        return self.may_be() | written | {value for at, value in self.others if at >= since}
+
     def may_conflict(self, found: Value, unclear_seconds: float) -> bool:
         """Whether a write of this node may take what is at the origin for others'. So it may what one without an answer
         has put there, so long before it at most."""

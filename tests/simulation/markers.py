@@ -11,6 +11,9 @@ from tests.simulation.histories import Attempt, KeyHistory, Value
 
 _NAMES = frozenset({".metadata", "latest", "latest_checkpointed_iteration.txt", "_SUCCESS"})
 _ENDS = (".index.json",)
+_LOG = "/_delta_log/"
+"""Of a table, which lies above it."""
+
 _PASSING = ".tmp"
 
 
@@ -33,7 +36,7 @@ def index_of(names: Sequence[str], number: int) -> bytes:
 
 
 def is_marker(key: str) -> bool:
-    return key.rpartition("/")[2] in _NAMES or key.endswith(_ENDS)
+    return key.rpartition("/")[2] in _NAMES or key.endswith(_ENDS) or _LOG in key
 
 
 def missing(
@@ -51,7 +54,7 @@ def missing(
     asked = next((one for one in reversed(found[marker].attempts) if one.value == value), None)
     if asked is None:
         return None
-    directory = marker.rpartition("/")[0] + "/"
+    directory = (marker.partition(_LOG) if _LOG in marker else marker.rpartition("/"))[0] + "/"
     for key, history in sorted(found.items()):
         if key != marker and key.startswith(directory) and not key.endswith(_PASSING) and _misses(history, asked):
             if is_left_out(key, asked.begun):

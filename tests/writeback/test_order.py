@@ -20,7 +20,7 @@ from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.order import is_marker, with_order
+from gateway.writeback.order import is_marker, key_prefix_before, root_of, with_order
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 NOW = 1000.0
@@ -72,6 +72,24 @@ def order() -> Iterator[Order]:
         ("latest_checkpointed_iteration.txt", True),
         ("out/_SUCCESS", True),
         ("ckpt/manifest.json", True),
+        ("mds/index.json", True),
+        ("table/_metadata", True),
+        ("table/_common_metadata", True),
+        ("saved/dataset_info.json", True),
+        ("saved/state.json", True),
+        ("store/zarr.json", True),
+        ("store/.zmetadata", True),
+        ("lance/_versions/1.manifest", True),
+        ("delta/_delta_log/00000000000000000001.json", True),
+        ("delta/_delta_log/_last_checkpoint", True),
+        ("_delta_log/00000000000000000001.json", True),
+        ("hudi/.hoodie/20260101.commit", True),
+        ("hudi/.hoodie/timeline/20260101.commit", True),
+        ("iceberg/metadata/00001-ab.metadata.json", True),
+        ("iceberg/metadata/version-hint.text", True),
+        ("iceberg/metadata/snap-1.avro", False),
+        ("delta/part-0.parquet", False),
+        ("_delta_log", False),
         ("latest/shard-1", False),
         ("ckpt/.metadata/x", False),
         ("ckpt/shard.json", False),
@@ -86,8 +104,12 @@ def test_the_last_part_of_a_path_makes_a_marker(name: str, *, expected: bool) ->
 
 
 def test_a_slot_says_what_its_markers_are() -> None:
-    """Letters are what they are, whatever the system thinks of them."""
-    slot = replace(SLOT, markers=("DONE*",))
+    """Letters are what they are, whatever the system thinks of them. A name with slashes tells the directory, too."""
+    slot = replace(SLOT, markers=("DONE*", "log/*.json"))
+    assert with_order(pending(key("d/log/1.json")), slot).behind == "d/log/"
+    assert with_order(pending(key("log/1.json")), slot).behind == "log/"
+    assert with_order(pending(key("d/blog/1.json")), slot).behind is None
+    assert with_order(pending(key("1.json")), slot).behind is None
     assert with_order(pending(key("d/DONE.1")), slot).behind == "d/"
     assert with_order(pending(key("d/done")), slot).behind is None
     assert with_order(pending(key("d/_SUCCESS")), slot).behind is None
@@ -100,6 +122,47 @@ def test_a_slot_says_what_its_markers_are() -> None:
 def test_a_marker_speaks_for_its_directory(name: str, behind: str) -> None:
     """One without any speaks for the whole bucket."""
     assert with_order(pending(key(name)), SLOT).behind == behind
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [
+        ("w/t/_delta_log/00000000000000000001.json", "w/t/"),
+        ("w/t/_delta_log/_staged_commits/1.uuid.json", "w/t/"),
+        ("w/t/_versions/1.manifest", "w/t/"),
+        ("w/t/_transactions/1.txn", "w/t/"),
+        ("w/t/.hoodie/timeline/1.commit", "w/t/"),
+        ("w/t/.hoodie/metadata/.hoodie/1.commit", "w/t/"),
+        ("w/t/metadata/v1.metadata.json", "w/t/"),
+        ("w/t/manifest/00001.manifest", "w/t/"),
+        ("w/t/snapshot/LATEST", "w/t/"),
+        ("w/t/refs/branch.main/ref.json", "w/t/"),
+        ("w/t/zarr.json", "w/t/"),
+        ("w/t/array/zarr.json", "w/t/array/"),
+        ("_delta_log/1.json", ""),
+        ("metadata/1.metadata.json", ""),
+        ("metadata/team/job/lock", "metadata/team/job/"),
+        ("w/a_delta_log/1.json", "w/a_delta_log/"),
+        ("w/_delta_log", "w/"),
+        ("/_versions/1\n.manifest", "/"),
+        ("lock", ""),
+    ],
+)
+def test_what_lies_in_a_tables_log_speaks_for_the_table(name: str, root: str) -> None:
+    """The data is beside the log, not in it. Any other object speaks for its own directory."""
+    assert root_of(name) == root
+    assert key_prefix_before(name, SLOT, is_conditional=True) == root
+    assert with_order(pending(key(name)), replace(SLOT, markers=("*",))).behind == root
+
+
+def test_a_condition_makes_a_marker_of_any_object() -> None:
+    """In a strict slot, its table may begin above the slot."""
+    assert key_prefix_before("d/shard", SLOT, is_conditional=False) is None
+    assert key_prefix_before("d/shard", SLOT, is_conditional=True) == "d/"
+    strict = replace(STRICT, prefix=Prefix.parse("s3://bucket/t/_delta_log/"))
+    assert key_prefix_before("t/_delta_log/1.json", strict, is_conditional=True) == "t/"
+    assert key_prefix_before("t/_delta_log/a/b", replace(strict, markers=()), is_conditional=False) == "t/_delta_log/"
+    assert key_prefix_before("t/x/lock", STRICT, is_conditional=True) == ""
 
 
 def test_deletions_and_others_wait_for_nothing_but_their_key() -> None:

@@ -156,9 +156,10 @@ PATIENCE_SECONDS = 1800.0
 
 async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
     """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
-    await FlushWait(context, buffer).for_keys([context.object_key])
+    wait, headers = FlushWait(context, buffer), context.request.headers
+    # Without a condition, the journal has it wait for its turn.
+    await (wait.for_turn(context.object_key) if has_conditions(headers) else wait.for_keys([context.object_key]))
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
-    headers = context.request.headers
     conditions = {name: headers[name] for name in headers if is_condition(name) or name.startswith(PREFIX)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
     if not await buffer.complete_at_origin(asked):

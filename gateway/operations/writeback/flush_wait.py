@@ -12,6 +12,7 @@ from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext
+from gateway.operations.writeback.write_back_policy import has_conditions
 from gateway.origin.client import Purpose
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
@@ -85,9 +86,10 @@ class FlushWait:
 
     async def for_turn(self, key: ObjectKey) -> None:
         """Of what a write of a key has to come after where it goes past the buffer: what is pending under the key and,
-        of a marker, under its directory, in a strict slot under its prefix (writeback/order.py)."""
+        of a marker, which a condition makes of any, under its directory, in a strict slot under its prefix
+        (writeback/order.py)."""
         slot = self._context.services.slots.find(key.bucket, key.key)
-        prefix = key_prefix_before(key.key, slot)
+        prefix = key_prefix_before(key.key, slot, is_conditional=has_conditions(self._context.request.headers))
         is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)
         is_in_turn = slot.write == "back" and (slot.order == "strict" or not is_deletion)
         if is_in_turn and prefix is not None and prefix not in self._waited:

@@ -99,8 +99,11 @@ class _Answer:
 
 
 async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Begin an upload at the origin, and here."""
-    check_stored(context.request.headers)
+    """Begin an upload at the origin, and here. What S3 would refuse of its checksums is refused whatever the origin
+    says: no part could be taken."""
+    headers = context.request.headers
+    check_stored(headers)
+    upload_checksum_type(headers.get("x-amz-checksum-algorithm"), headers.get("x-amz-checksum-type"))
     if context.slot.write == "scratch":
         refuse_unless_kept_here(why_of_key(context.object_key.key))
         refuse_unless_kept_here(None if may_begin_without_origin(context.request) else Reason.HEADER)
@@ -152,8 +155,6 @@ async def _created(
 
 async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """The origin is away, or says so. Whether it has begun one all the same is found out."""
-    asked = context.request.headers
-    upload_checksum_type(asked.get("x-amz-checksum-algorithm"), asked.get("x-amz-checksum-type"))  # as S3 judges it
     upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
     await buffer.journal.change(lambda tx: tx.open_upload(upload))
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import os
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +17,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, CreateAttempt
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
-from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
 CREATE = Operation.CREATE_MULTIPART_UPLOAD
@@ -44,6 +45,61 @@ def test_no_answer_waits_for_what_lies_under_the_key(
         await asyncio.wait_for(client.ask("PUT", "back/k", b"x"), 10.0)
         assert (client.buffer.look(lambda tx: tx.capabilities("bucket")) is not None) == known
         held.set()
+
+    with_client(tmp_path, scenario)
+
+
+HASHES = ("SHA1", "SHA256", "SHA512", "MD5", "XXHASH64", "XXHASH3", "XXHASH128")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "checksum_type"),
+    [
+        *((one, "FULL_OBJECT") for one in HASHES),
+        ("CRC64NVME", "COMPOSITE"),
+        ("crc64nvme", "composite"),
+        ("CRC32", "PARTIAL"),
+        ("CRC16", None),
+        (None, "FULL_OBJECT"),
+        (None, "COMPOSITE"),
+    ],
+)
+@pytest.mark.parametrize("write", ["back", "scratch"])
+def test_checksums_that_s3_refuses_are_refused_at_once(
+    tmp_path: Path, algorithm: str | None, checksum_type: str | None, write: Literal["back", "scratch"]
+) -> None:
+    """S3 User Guide, "Checking object integrity": FULL_OBJECT is for CRCs, COMPOSITE for all but CRC64NVME. Also where
+    the origin takes such an upload: nobody could send a part to it."""
+    said = {"x-amz-checksum-algorithm": algorithm, "x-amz-checksum-type": checksum_type}
+    headers = {name: value for name, value in said.items() if value is not None}
+
+    async def scenario(client: Client) -> None:
+        if write == "back":
+            await client.learn()
+        answer = await client.ask("POST", "back/m?uploads", headers=headers, status=400)
+        assert b"<Code>InvalidRequest</Code>" in answer.body
+        assert client.origin.count(CREATE) == 0
+
+    with_client(tmp_path, scenario, [replace(SLOTS[0], write=write)])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "checksum_type"),
+    [
+        *((one, "COMPOSITE") for one in ("CRC32", "CRC32C", *HASHES)),
+        *((one, "FULL_OBJECT") for one in ("CRC32", "CRC32C", "CRC64NVME")),
+        ("CRC64NVME", None),
+        (None, None),
+    ],
+)
+def test_checksums_that_s3_takes_are_taken(tmp_path: Path, algorithm: str | None, checksum_type: str | None) -> None:
+    """All others."""
+    said = {"x-amz-checksum-algorithm": algorithm, "x-amz-checksum-type": checksum_type}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        upload_id = await client.create("back/m", {name: value for name, value in said.items() if value is not None})
+        assert upload_id.startswith(client.buffer.node_id)
 
     with_client(tmp_path, scenario)
 

@@ -203,7 +203,7 @@ class MemoryOrigin:
         operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
         if request.bucket is None:
             return listing.list_buckets(self.buckets.values())
-        if operation is Operation.FORWARD and request.method == "PUT" and request.key is None and not request.query:
+        if operation is Operation.CREATE_BUCKET:
             return self._create_bucket(request.bucket)
         bucket = self.buckets.get(request.bucket)
         if bucket is None:

@@ -1,0 +1,56 @@
+"""CreateBucket (S3 API, "CreateBucket"): clients such as rclone ask for their bucket before they write to it.
+
+    does the origin have it, and may who asks look into it? → answered here, as S3 answers its owner: nothing is changed
+    else → the origin, where the caller may create it
+
+The origin is asked anew each time: somebody may just have removed the bucket. Whoever may ask, see `edge/access.py`.
+"""
+
+from __future__ import annotations
+
+from gateway.operations.context import RequestContext, Response
+from gateway.operations.passthrough import forward_write
+from gateway.operations.payload import receive_payload
+from gateway.origin.client import OriginRequest, Purpose
+from gateway.policy.slots import refusal_of_bucket_operation
+from gateway.s3.error_codes import s3_error
+from gateway.s3.xml import text_of
+
+_FIRST_REGION = "us-east-1"
+"""Only there a bucket may be created again."""
+
+_SETTINGS = ("x-amz-acl", "x-amz-grant-", "x-amz-bucket-", "x-amz-object-ownership")
+"""Headers, by their beginnings, that say how the bucket is to be."""
+
+
+async def create_bucket(context: RequestContext) -> Response:
+    """Answer for a bucket that exists, or have the origin create it."""
+    payload, bucket, services = await receive_payload(context), context.request.bucket or "", context.services
+    question = OriginRequest(
+        "HEAD", bucket, purpose=Purpose.FORWARD, slot=context.slot.name, signed_by=context.signed_by
+    )
+    async with await services.origin.send(question) as response:
+        status, region = response.status, response.headers.get("x-amz-bucket-region") or _region_asked(context)
+    if status == 200:
+        if region != _FIRST_REGION or _asks_for_settings(context, payload.body):
+            raise s3_error("BucketAlreadyOwnedByYou", BucketName=bucket)
+        return Response(200, [("location", f"/{bucket}")], b"")
+    if status >= 500:
+        raise s3_error("ServiceUnavailable", "The origin does not say whether the bucket exists: try again.")
+    refusal = refusal_of_bucket_operation(context.grant, services.slots, bucket, is_read=False)
+    if refusal is not None:
+        raise s3_error("AccessDenied", f"Access Denied. {refusal}")
+    return await forward_write(context, payload)
+
+
+def _region_asked(context: RequestContext) -> str:
+    """The region that the caller signs for, as of an origin that names none; of other signatures, S3's first."""
+    return context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
+
+
+def _asks_for_settings(context: RequestContext, document: object) -> bool:
+    """Whether a 200 would say that the bucket is as the request wants it."""
+    said = {name: value for name, value in context.request.headers.items() if name.startswith(_SETTINGS)}
+    if any(one != ("x-amz-acl", "private") for one in said.items()) or not isinstance(document, bytes):
+        return True
+    return b"<Tag" in document or (text_of(document, "LocationConstraint") or _FIRST_REGION) != _FIRST_REGION
