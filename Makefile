@@ -77,11 +77,10 @@ WHAT_torch := . --group torch 'torch==2.13.0'
 AFTER_test := @$(PY) tools.install_helm
 $(STAMPS)/venv:
 	@tools/make_venv.sh "$(VENV)" $(PYTHON)
-	@$(PIP) 'pip>=25.1'
 	@mkdir -p $(STAMPS) && touch $@
 $(STAMPS)/%: $(STAMPS)/venv pyproject.toml hatch_build.py tools/install_helm.py $(wildcard gateway/md5_lanes/*.[pc]*)
 	@echo "installing Forebay with what '$*' needs into $(VENV) (a minute the first time)"
-	@$(PIP) -e $(or $(WHAT_$*),. --group $*)
+	@$(PIP) 'pip>=25.1' && $(PIP) -e $(or $(WHAT_$*),. --group $*)
 	$(AFTER_$*)
 	@touch $@
 $(STAMPS)/lowest: $(STAMPS)/test
