@@ -12,6 +12,7 @@ from starlette.responses import Response
 from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.control.responses import problem
+from gateway.errors import S3Error
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,7 +62,10 @@ class Guard:
                     return problem(403, "the Host header must be this machine's address, or admin.token must be set")
                 if self._live.now.admin.token is None and _is_of_another_site(request):
                     return problem(403, "a page of another site has sent this; admin.token is not set")
-            return await endpoint(request)
+            try:
+                return await endpoint(request)
+            except S3Error as error:  # of the body: late, malformed, or too long
+                return problem(error.status, error.message)
 
         return guarded
 
