@@ -48,7 +48,6 @@ class Guard:
                     remote=remote,
                     method=request.method,
                     path=sent.decode("latin-1"),
-                    query=request.scope["query_string"].decode("latin-1"),
                     status=answer.status_code,
                 )
             return answer
