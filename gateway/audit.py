@@ -1,6 +1,6 @@
 """The audit log: who has written and deleted what, and what operators did, a JSON line each, in a file.
 
-No line holds a secret or a body.
+No line holds a secret, a body or a query string.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class AuditLog:
         lines = (self._file.line({"event": "request", **before, "key": key, **after}, at) for key in named)
         self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
 
-    def admin(self, *, remote: str | None, method: str, path: str, query: str, status: int) -> None:
+    def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
         """Something was done over the admin port."""
-        fields = {"remote": remote, "operation": f"{method} {path}", "query": query, "status": str(status)}
+        fields = {"remote": remote, "operation": f"{method} {path}", "status": str(status)}
         self._write({"event": "admin", "caller": "admin", **fields})
 
     def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:

@@ -34,6 +34,23 @@ def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
     return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
+BandwidthPlan = tuple[Sequence[Ceiling], Sequence[Share]]
+
+
+def bandwidth_plan(settings: Settings) -> BandwidthPlan:
+    """What the memory of the ceilings hangs on."""
+    return ceilings_of(settings), shares_of(settings)
+
+
+def begin_bandwidth_as(before: BandwidthPlan, descriptor: int, settings: Settings, made: int, clock: Clock) -> None:
+    """Have the ceilings in new memory hold what those in force hold: a change of settings resets none."""
+
+    def opened(plan: BandwidthPlan, memory: int) -> Bandwidth:
+        return Bandwidth(plan[0], clock, SharedCells.attach(memory, cells_for(*plan), _processes(settings), 0), plan[1])
+
+    opened(bandwidth_plan(settings), made).begin_as(opened(before, descriptor))
+
+
 def bandwidth_of(
     settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
 ) -> Bandwidth | None:

@@ -37,6 +37,9 @@ DECLARED: list[Metric] = []
 GONE = "(gone)"
 """The name under which the numbers of what is no more stand together: of slots, credentials and classes."""
 
+UNTOLD_BUCKETS = "(other)"
+"""The name under which the numbers of buckets stand together that no slot names. No bucket can be called so."""
+
 _Labels = Mapping[str, str]
 
 
@@ -325,7 +328,7 @@ def keep_names(
     of_slots = {*slots, "none", GONE}
     of_credentials = {*credentials, "none", GONE}
     of_classes = {*classes, GONE}
-    of_buckets = {*buckets, "other", GONE}
+    of_buckets = {*buckets, UNTOLD_BUCKETS, GONE}
     of_users = {*users, GONE}
     known_of = {"slot": of_slots, "credential": of_credentials, "bucket": of_buckets, "used_by": of_users}
 

@@ -694,7 +694,7 @@ ORIGIN_REQUEST_RATE = Gauge(
     "requests per second",
     ("bucket", "direction"),
     "What the origin is believed to take of reads (GET, HEAD, LIST) or writes in a bucket, all prefixes that have a "
-    "rate together; 0: nothing is held back. bucket: one of those that slots name, or other.",
+    "rate together; 0: nothing is held back. bucket: one of those that slots name, or (other).",
     latest=True,
 )
 LINK_CAPACITY = Gauge(

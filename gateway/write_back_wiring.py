@@ -161,6 +161,7 @@ async def flushing(
     """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
     checkpoints."""
     if buffer is None:
+        await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None
         return
     queries = PendingQueries(buffer_directory(settings))

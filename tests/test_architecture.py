@@ -63,7 +63,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "serve": LEAVES
     | SETTINGS
     | COUNTING
-    | {"", "app", "control", "edge", "jobs", "bandwidth_wiring", "policy", "writeback"},
+    | {"", "app", "cancellation", "control", "edge", "jobs", "bandwidth_wiring", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES
     | SETTINGS

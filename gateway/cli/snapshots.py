@@ -199,10 +199,14 @@ def _show(snapshots: list[Snapshot]) -> None:
             typer.echo(printable(f"{one.name}: {one.problem}"))
 
 
+_TIME_MAX = 253_402_300_799
+"""The last second that can be shown. Versions before took in snapshots that say later ones."""
+
+
 def _cells(one: Snapshot) -> list[str]:
     freezes = ", ".join(one.slots) or NOTHING
     if one.prefix is None:
         return [one.name, NOTHING, NOTHING, NOTHING, NOTHING, freezes]
-    begun, ended = (datetime.fromtimestamp(at, UTC) for at in (one.started_at, one.ended_at))
+    begun, ended = (datetime.fromtimestamp(min(max(at, 0), _TIME_MAX), UTC) for at in (one.started_at, one.ended_at))
     listed = f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
     return [one.name, printable(one.prefix), f"{one.objects:,}", size_text(one.bytes), listed, freezes]

@@ -31,6 +31,9 @@ BLOCKS_MIN = 8
 RESERVED_CALLERS = ("none", "anonymous", "gateway", "admin", "signal", "(gone)")
 """Who is no credential, in metrics and the audit log."""
 
+RESERVED_SLOTS = ("default", "none")
+"""What is in no slot of the configuration, and what is in none at all, in metrics and the access log."""
+
 
 def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
     """Every problem that single values do not show."""
@@ -325,10 +328,13 @@ def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _slots(settings: Settings) -> Iterator[ConfigError]:
-    names: set[str] = {"default"}
+    names: set[str] = set()
     prefixes: set[str] = set()
     for i, slot in enumerate(settings.slots):
-        if slot.name in names:
+        if slot.name in RESERVED_SLOTS:
+            allowed = f"reserved, like {' and '.join(RESERVED_SLOTS)}: these mean other requests in metrics and logs"
+            yield ConfigError(f"slots[{i}].name", slot.name, allowed)
+        elif slot.name in names:
             yield ConfigError(f"slots[{i}].name", slot.name, "another slot has this name")
         if slot.prefix in prefixes:
             yield ConfigError(f"slots[{i}].prefix", slot.prefix, "another slot has this prefix")

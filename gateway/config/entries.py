@@ -261,7 +261,7 @@ class SlotSettings(Section):
 
     name: str = setting(
         help="Name in metrics and commands.",
-        allowed="letters, digits, `-`, `_`, `.`; at most 64; unique; not `default`",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64; unique; not `default` or `none`",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     prefix: S3Prefix = setting(

@@ -16,6 +16,7 @@ from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.config.own_directory import are_same
 from gateway.control.responses import problem
+from gateway.errors import S3Error
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -52,7 +53,6 @@ class Guard:
                     remote=remote,
                     method=request.method,
                     path=sent.decode("latin-1"),
-                    query=request.scope["query_string"].decode("latin-1"),
                     status=answer.status_code,
                 )
             return answer
@@ -70,7 +70,10 @@ class Guard:
             if meant.is_absolute() and not are_same(meant, self._directory):  # another gateway had the port before
                 told = f"this gateway works in {self._directory}, and the one of {meant} is meant"
                 return problem(421, f"{told}; give the --config of that one, or --admin-url to ask this one")
-            return await endpoint(request)
+            try:
+                return await endpoint(request)
+            except S3Error as error:  # of the body: late, malformed, or too long
+                return problem(error.status, error.message)
 
         return guarded
 

@@ -346,6 +346,7 @@ class Bandwidth:
     def __init__(
         self, ceilings: Sequence[Ceiling], clock: Clock, cells: SharedCells | None = None, shares: Sequence[Share] = ()
     ) -> None:
+        self._is_alone = cells is None
         cells = cells or SharedCells.of_one_process(cells_for(ceilings, shares), clock.monotonic())
         self._clock = clock
         self._slots = {slot: number for number, slot in enumerate(_slots(ceilings, shares))}
@@ -439,9 +440,25 @@ class Bandwidth:
         found = self.found.get("read")
         return found.window_bytes(self._clock.monotonic()) if found is not None else None
 
-    def go_on_from(self, before: Bandwidth) -> None:
-        """The settings have changed: what the link bears was found before."""
+    def begin_as(self, before: Bandwidth) -> None:
+        """Ceilings hold what those of `before` do. Nobody may use these yet."""
         now = self._clock.monotonic()
+        for bucket, of_before in self._in_both(before):
+            bucket.begin_as(of_before, now)
+
+    def _in_both(self, before: Bandwidth) -> list[tuple[TokenBucket, TokenBucket]]:
+        of_before = before._ceilings
+        return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
+
+    def go_on_from(self, before: Bandwidth) -> None:
+        """The settings have changed: nobody waits under `before` any more, what was taken there counts on here, and
+        what the link bears was found before."""
+        now = self._clock.monotonic()
+        before.let_go()
+        if self._is_alone:
+            self.begin_as(before)
+        for bucket, of_before in self._in_both(before):
+            bucket.go_on_from(of_before)
         for direction, found in self.found.items():
             if direction in before.found:
                 found.go_on_from(before.found[direction], now)

@@ -40,6 +40,7 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import OriginBusy
+from gateway.metric_kinds import UNTOLD_BUCKETS
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
@@ -605,7 +606,7 @@ class RequestRates:
         for rate in found:
             rate.advance(now)
             if rate.label is None:
-                rate.label = (bucket if bucket in self.buckets_told else "other"), direction
+                rate.label = (bucket if bucket in self.buckets_told else UNTOLD_BUCKETS), direction
             if is_new and rate.is_measuring:
                 rate.count()
         if is_new and whole is not None:

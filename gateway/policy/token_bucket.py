@@ -24,6 +24,9 @@ from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, fcntl
 BURST_SECONDS = 0.1
 """What an idle bucket saves up: this much of its rate. It also makes good for timers that ring late."""
 
+_SWITCH_SECONDS_MAX, _SWITCH_BYTES_MAX = 2.0, 8 * 1024**2
+"""What a process takes of a bucket at most after the next one was made, and before it goes on with that."""
+
 _LAYOUT_VERSION = 2
 _HEADER = struct.Struct("=QQQd")
 """Version, number of rows, number of processes, and the time of `Clock.monotonic` from which on times count."""
@@ -81,6 +84,23 @@ class TokenBucket:
         """What all processes have taken since the beginning."""
         return sum(self._taken)
 
+    def begin_as(self, before: TokenBucket, now: float) -> None:
+        """Hold what `before` holds, and count on from there. Nobody may use this bucket yet; both have the same
+        processes."""
+        flowed = self._flowed(now)  # first: it learns rate and burst
+        level = min(before.level(now), self.burst)
+        self._taken[:] = before._taken
+        anchor = level - self.burst - flowed + sum(self._taken)
+        for process in range(len(self._anchors)):
+            self._anchors[process] = anchor
+
+    def go_on_from(self, before: TokenBucket) -> None:
+        """This process takes from this bucket from now on: what it has taken from `before` since this one began
+        counts here. More than can be is of buckets that have nothing to do with each other."""
+        count = before._taken[self._own] - self._taken[self._own]
+        if abs(count) <= before.rate * _SWITCH_SECONDS_MAX + _SWITCH_BYTES_MAX:
+            self.take(count)
+
     def _flowed(self, now: float) -> float:
         return self.rate * (now - self._started)
 
@@ -115,6 +135,13 @@ class AdjustableBucket(TokenBucket):
         self._changed_at, self._which, self._records = changes
         self._known = 0.0, rate, started, 0.0
         """When the rate was last changed, to what, since when it counts, and what had flowed until then."""
+
+    def begin_as(self, before: TokenBucket, now: float) -> None:
+        """As of any bucket, at the rate that `before` has by now."""
+        before.level(now)
+        self.change_rate(before.rate, now)
+        self.level(now)  # learns of that
+        super().begin_as(before, now)
 
     def change_rate(self, rate: float, now: float) -> None:
         """`rate` bytes per second from now on. The latest change of all processes counts."""

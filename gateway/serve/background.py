@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import structlog
-import uvicorn
 
 from gateway.app import Upkeep, origin_for_checks, silence_board, upkeep
 from gateway.control.admin_backends import Holders
@@ -18,6 +16,7 @@ from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
+from gateway.serve.admin_port import admin_server
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.child_context import ChildContext
 from gateway.serve.full_disk import use_reserve_when_full
@@ -30,14 +29,6 @@ _OPENING_SECONDS_MAX = 5.0
 """A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
 
 _log = structlog.get_logger("forebay.background")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: the child's own stop event decides."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def serve_background(context: ChildContext) -> None:
@@ -100,26 +91,14 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
     app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes, context.audit)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-        )
+    server = admin_server(app, context.listeners, context.config.settings.server)
+    serving = asyncio.create_task(
+        server.serve(context.stop, grace_seconds=_GRACE_SECONDS, on_ready=lambda: None), name="admin port"
     )
-    serving = asyncio.create_task(server.serve(context.listeners))
     with suppress(TimeoutError):
         async with asyncio.timeout(_OPENING_SECONDS_MAX):
             await tried.wait()
     context.ready()
-    stopping = asyncio.create_task(context.stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stopping.cancel()
     await serving
 
 

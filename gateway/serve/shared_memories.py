@@ -1,7 +1,8 @@
 """Memory in which all processes count, made by the supervisor for settings, and opened by the others through it.
 
 Of settings that change it is made anew. That of the last ones stays: for processes that have not changed yet, and for
-settings that come back, which keep their memory; for a process may never have seen what was between.
+settings that come back, which keep their memory; for a process may never have seen what was between. Memory that
+begins as the one in force stands is always made anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
@@ -28,8 +30,16 @@ class _Memory:
 class SharedMemories:
     """Those of one kind. One thread."""
 
-    def __init__(self, make: Callable[[Settings, Clock], int | None], plan_of: Callable[[Settings], object]) -> None:
-        """`make` gives a descriptor, or None where nothing is to be shared; `plan_of` is what that hangs on."""
+    def __init__(
+        self,
+        make: Callable[[Settings, Clock], int | None],
+        plan_of: Callable[[Settings], Any],
+        begin_as: Callable[[Any, int, Settings, int, Clock], None] | None = None,
+    ) -> None:
+        """`make` gives a descriptor, or None where nothing is to be shared; `plan_of` is what that hangs on. `begin_as`
+        gets plan and descriptor of the memory in force, and settings and descriptor of one that was just made."""
+        self._begin_as = begin_as
+        self._in_force: SharedMemoryName | None = None
         self._make = make
         self._plan_of = plan_of
         self._made = 0
@@ -43,7 +53,8 @@ class SharedMemories:
         OSError; StartupError where no process could open it.
         """
         plan = self._plan_of(settings)
-        for one in self._told:
+        in_force = [one for one in self._told if one.name == self._in_force]
+        for one in self._told if self._begin_as is None else in_force:
             if one.plan == plan:
                 return one.name
         self._forget_untold()
@@ -52,7 +63,9 @@ class SharedMemories:
             return None
         try:
             path = f"/proc/{_own_number()}/fd/{descriptor}"
-        except StartupError:
+            if self._begin_as is not None and in_force:
+                self._begin_as(in_force[0].plan, in_force[0].descriptor, settings, descriptor, SystemClock())
+        except BaseException:
             os.close(descriptor)
             raise
         self._made += 1
@@ -65,6 +78,7 @@ class SharedMemories:
             self._told.append(self._untold)
             self._untold = None
         self._forget_untold()
+        self._in_force = name
         self._told.sort(key=lambda one: one.name == name)  # the one in force comes last, the others stay in order
         for old in self._told[:-MEMORIES_KEPT]:
             os.close(old.descriptor)

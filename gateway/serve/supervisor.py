@@ -25,12 +25,12 @@ import structlog
 from gateway import __version__, metric_kinds
 from gateway.audit import AuditLog
 from gateway.bandwidth_wiring import (
+    bandwidth_plan,
+    begin_bandwidth_as,
     callers_plan,
-    ceilings_of,
     make_shared_bandwidth,
     make_shared_callers,
     make_shared_request_rates,
-    shares_of,
     weights_of,
 )
 from gateway.config import Settings
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     shared = _share(settings)
     undo.callback(shared.remove)
     undo.callback(metric_kinds.unshare)
-    bandwidth = SharedMemories(make_shared_bandwidth, lambda settings: (ceilings_of(settings), shares_of(settings)))
+    bandwidth = SharedMemories(make_shared_bandwidth, bandwidth_plan, begin_bandwidth_as)
     callers = SharedMemories(make_shared_callers, callers_plan)
     request_rates = SharedMemories(make_shared_request_rates, weights_of)
     for memory in (bandwidth, callers, request_rates):

@@ -49,7 +49,7 @@ async def serve_s3(context: ChildContext) -> None:
         server = S3Server(
             app,
             sockets=context.listeners,
-            limits=_limits(settings.server),
+            limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
             on_refused=app.observer.refused,
@@ -136,7 +136,8 @@ class _LiveCallers:
             await asyncio.gather(beating, stopping, return_exceptions=True)
 
 
-def _limits(server: ServerSettings) -> ServerLimits:
+def server_limits(server: ServerSettings) -> ServerLimits:
+    """What one client may cost a port, as `[server]` says it."""
     return ServerLimits(
         head_timeout_seconds=server.head_timeout_seconds,
         body_timeout_seconds=server.body_timeout_seconds,

@@ -145,6 +145,8 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('[[buckets]]\nname = "b"\norigin_credentials = "x"\n', "buckets[0].origin_credentials"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\norigin_credentials = "x"\n', "slots[0].origin_credentials"),
         ('[[slots]]\nname = "default"\nprefix = "s3://b/"\n', "slots[0].name"),
+        ('[[slots]]\nname = "none"\nprefix = "s3://b/"\n', "slots[0].name"),
+        ('[[slots]]\nname = "(gone)"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization = "bucket"\n', "slots[0].authorization"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.origin.traffic_meter import OriginMeter
-from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, cells_for
+from gateway.origin.traffic_meter import CeilingsReplaced, OriginMeter
+from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, Share, cells_for
 from gateway.policy.fair_shares import HOLD_SECONDS
-from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
+from gateway.policy.token_bucket import BURST_SECONDS, AdjustableBucket, SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
 
 STEP_SECONDS = 0.05
@@ -375,3 +376,66 @@ class Observed:
     def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None: ...
     def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
         self.seconds += seconds
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from(["link", "slot", "found", "both"]), st.integers(1, 20))
+def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling: str, changes: int) -> None:
+    """However often weights change, and however late a process learns of it, or of which of them."""
+    rate, piece, seconds, dice = 4_000_000.0, 200_000, 3.0, random.Random(seed)
+    of = {"link": [None], "slot": ["a"], "found": [None], "both": [None, "a"]}[ceiling]
+    known = None if ceiling == "found" else rate
+    ceilings = [Ceiling("read", slot, known) for slot in of]
+
+    def opened(descriptor: int, weight: int, own: int, clock: ManualClock) -> Bandwidth:
+        shares = [Share("read", "a", weight), Share("read", "b", 1)]
+        cells = SharedCells.attach(descriptor, cells_for(ceilings, shares), processes, own)
+        return Bandwidth(ceilings, clock, cells, shares)
+
+    async def run() -> int:
+        clock, passed = ManualClock(), 0
+        rows = cells_for(ceilings, [Share("read", "a", 1), Share("read", "b", 1)])
+        in_force = make_shared_memory(rows, processes, clock.monotonic())
+        of_process = [opened(in_force, 1, own, clock) for own in range(processes)]
+        if ceiling == "found":
+            link = of_process[0].link("read")
+            assert isinstance(link, AdjustableBucket)
+            link.change_rate(rate, clock.monotonic() + 1e-6)
+            await clock.advance(2e-6)
+
+        async def take(own: int) -> None:
+            nonlocal passed
+            while True:
+                try:
+                    await limiter_of(of_process[own], "a").take(piece, first)
+                    passed += piece
+                    await asyncio.sleep(0)
+                except CeilingsReplaced:
+                    continue
+
+        takers = [asyncio.create_task(take(own)) for own in range(processes)]
+        began, late = clock.monotonic(), dict[int, float]()
+        change_at = began
+        while clock.monotonic() < began + seconds:
+            now = clock.monotonic()
+            if now >= change_at:
+                change_at = now + 1 / changes
+                weight, before = dice.randint(1, 9), in_force
+                in_force = make_shared_memory(rows, processes, now)
+                opened(in_force, weight, 0, clock).begin_as(opened(before, weight, 0, clock))
+                os.close(before)
+                late.update({own: now + dice.uniform(0, 0.2) for own in range(processes) if own not in late})
+            for own in [one for one, due in late.items() if due <= now]:
+                del late[own]
+                of_before, of_process[own] = of_process[own], opened(in_force, weight, own, clock)
+                of_process[own].go_on_from(of_before)
+            await clock.advance(0.01)
+        for one in takers:
+            one.cancel()
+        await asyncio.gather(*takers, return_exceptions=True)
+        os.close(in_force)
+        return passed
+
+    passed = asyncio.run(run())
+    assert passed <= rate * (seconds + BURST_SECONDS + 0.2) + (processes + 1) * piece
+    assert passed >= 0.8 * rate * seconds

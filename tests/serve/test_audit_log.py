@@ -177,3 +177,63 @@ def test_no_line_is_lost_while_it_is_rotated(tmp_path: Path) -> None:
             found = lines(*old, audit)
     assert ids <= {one["request_id"] for one in found}
     assert len(found) == count + 1
+
+
+QUERIES = (
+    "token=visible",
+    "prefix=visible&max-keys=visible",
+    "list-type=2&continuation-token=visible&encoding-type=visible",
+    "uploadId=visible&partNumber=visible",
+    "versionId=visible",
+    "acl&visible",
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=visible%2F1%2Fa%2Fs3%2Faws4_request&X-Amz-Signature=visible",
+    "AWSAccessKeyId=visible&Signature=visible&Expires=visible",
+    "response-content-type=visible%0d%0a",
+    "visible#visible",
+)
+
+
+def say(port: int, method: str, target: str, host: str) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
+        fields = "Content-Type: application/json\r\nContent-Length: 0\r\nConnection: close"
+        wire.sendall(f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n\r\n".encode())
+        while wire.recv(65536):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_origin_there", [True, False])
+def test_no_log_has_a_query_string(tmp_path: Path, is_origin_there: bool) -> None:
+    """They carry tokens and signatures: neither port's go into the audit log, the access log, the log, or the lists of
+    requests of late, whatever becomes of the request."""
+    audit, access = tmp_path / "audit.jsonl", tmp_path / "access.jsonl"
+    with StrictOrigin() as origin:
+        origin.model.create_bucket("bucket")
+        config = config_of(origin, audit)
+        del config["credentials"]
+        config["server"] = {"allow_unsigned": True}
+        config["logging"] = {"audit_file": str(audit), "access_file": str(access), "level": "debug"}
+        with GatewayProcess(config) as gateway:
+            s3, admin = (int(url.rpartition(":")[2]) for url in (gateway.s3_url, gateway.admin_url))
+            if not is_origin_there:
+                origin.stop()
+            for query in QUERIES:
+                for method in ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH"):
+                    for path in ("/bucket", "/bucket/key"):
+                        say(s3, method, f"{path}?{query}", "127.0.0.1")
+                    for path in ("/api/v1/flush", "/api/v1/slots/s", "/api/v1/snapshots", "/nothing"):
+                        say(admin, method, f"{path}?{query}", "127.0.0.1")
+            shown = httpx.get(f"{gateway.admin_url}/api/v1/requests?limit=1000", timeout=60).text
+            said = lines(audit, access)
+            assert len(said) > 100
+            assert "visible" not in f"{said}{shown}{gateway.log}"
+            if not is_origin_there:
+                origin.start()
+
+
+@pytest.mark.parametrize("name", ["none", "default", "(gone)"])
+def test_no_slot_has_the_name_of_what_is_in_none(name: str, tmp_path: Path) -> None:
+    """Metrics and logs could not tell it from requests without a slot, and from slots that are gone."""
+    with StrictOrigin() as origin, GatewayProcess(config_of(origin, tmp_path / "audit.jsonl")) as gateway:
+        document, url = {"prefix": "s3://bucket/s/"}, f"{gateway.admin_url}/api/v1/slots/{name}"
+        assert httpx.put(url, json=document, timeout=60).status_code in (400, 409)

@@ -249,7 +249,8 @@ class S3Connection(HttpToolsProtocol):
     def _refuse(self, error: S3Error, *, to_head: bool = False) -> None:
         _logger.debug("refused a request: %s", error)
         self.shared.on_refused(error.status)
-        self.transport.write(refusal_bytes(error, self.server_state.default_headers, without_body=to_head))
+        refused = self.shared.refusal(error)
+        self.transport.write(refusal_bytes(refused, self.server_state.default_headers, without_body=to_head))
         self.is_refusal_unsent()
         self._linger()
 

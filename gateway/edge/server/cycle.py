@@ -44,7 +44,6 @@ from gateway.edge.server.response import (
     ResponseFraming,
     ResponseWriter,
     Sender,
-    refusal,
     response_head,
 )
 from gateway.edge.server.server_state import InputFlow, S3ServerState
@@ -208,7 +207,7 @@ class RequestCycle:
         if self.writer.on_the_wire:
             self._break_off()
             return
-        status, headers, body = refusal(s3_error("InternalError"))
+        status, headers, body = self.connection.shared.refusal(s3_error("InternalError"))
         try:
             await self.send({"type": RESPONSE, "response": EncodedResponse(status, headers, b"", body)})
         except ClientDisconnected:

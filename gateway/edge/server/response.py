@@ -144,8 +144,12 @@ def _checked(fields: list[bytes]) -> bytes:
     return lines
 
 
-def refusal(error: S3Error) -> tuple[int, list[Header], bytes]:
-    """Status, header fields and body of an error answer that ends its connection."""
+Refusal = tuple[int, list[Header], bytes]
+"""Status, header fields and body of an error answer that ends its connection."""
+
+
+def refusal(error: S3Error) -> Refusal:
+    """S3's answer."""
     request_id = os.urandom(8).hex().upper()
     body = error_document(error, resource="", request_id=request_id, host_id=f"forebay/{request_id}")
     headers = [
@@ -166,9 +170,9 @@ def not_encrypted() -> S3Error:
     return s3_error("InvalidRequest", "The plain HTTP request was sent to HTTPS port. Please use https://.")
 
 
-def refusal_bytes(error: S3Error, default_headers: Iterable[Header], *, without_body: bool) -> bytes:
+def refusal_bytes(refused: Refusal, default_headers: Iterable[Header], *, without_body: bool) -> bytes:
     """The whole answer as it goes over the wire; `without_body` for HEAD."""
-    status, headers, body = refusal(error)
+    status, headers, body = refused
     lines = [b"%s: %s\r\n" % field for field in (*default_headers, *headers)]
     return b"".join((STATUS_LINE[status], *lines, b"\r\n", b"" if without_body else body))
 

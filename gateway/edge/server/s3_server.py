@@ -1,4 +1,4 @@
-"""The S3 port: listeners, connections, the sweep that enforces timeouts, and the drain at the end.
+"""The S3 port, and the admin port: listeners, connections, the sweep that enforces timeouts, and the drain at the end.
 
 uvicorn's own `Server` is not used: it takes over signals, polls ten times a second, and has no timeouts for slow
 clients. Its protocol is (see `connection`), on asyncio's own loop: uvloop was measured slower for large zero-copy
@@ -27,7 +27,7 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import ConnectionCounts, Listener
 from gateway.edge.server.prepared import PreparedRequests
 from gateway.edge.server.request_body import ReceiveThreads
-from gateway.edge.server.response import not_encrypted, too_many_connections
+from gateway.edge.server.response import Refusal, not_encrypted, refusal, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import S3Error, StartupError
 from gateway.pem import PemFile
@@ -96,15 +96,17 @@ class S3Server:
         prepared: PreparedRequests | None = None,
         on_refused: Callable[[int], None] = lambda _: None,
         counts: ConnectionCounts | None = None,
+        refusal: Callable[[S3Error], Refusal] = refusal,
     ) -> None:
-        """`counts` are shared with those that accept from the same sockets; None: there are none."""
+        """`counts` are shared with those that accept from the same sockets; None: there are none. `refusal` words what
+        the application does not get to see."""
         self._prepared = prepared
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
         self._tls = tls.context() if tls is not None else None
         self._state = S3ServerState(self._limits, on_refused)
         self._config = _uvicorn_config(app)
-        self._state.on_closed = self._on_closed
+        self._state.on_closed, self._state.refusal = self._on_closed, refusal
         self._counts = counts
         self._idle_connections = 0
         """At the last sweep, without those that have left since."""

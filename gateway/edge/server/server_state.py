@@ -15,6 +15,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.response import Refusal, refusal
+from gateway.errors import S3Error
 
 
 class SharedBytes:
@@ -148,6 +150,7 @@ class S3ServerState(ServerState):
         self.on_refused = on_refused
         self.on_closed: Callable[[float, bool], None] = lambda *_: None
         """Called when a connection is gone: how many seconds it has lasted, and whether it was idle."""
+        self.refusal: Callable[[S3Error], Refusal] = refusal
         self.default_lines = b""
         """`default_headers` once more, as lines of a response head."""
         self.draining = False

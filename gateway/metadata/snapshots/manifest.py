@@ -22,6 +22,11 @@ _MAGIC = "forebay snapshot"
 SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ALLOWED = "letters, digits, `-`, `_`, `.`; at most 64, the first a letter or a digit"
 
+TIME_MAX = 253_402_300_799
+"""The last second of the year 9999: what dates are written in goes no further."""
+
+BYTES_MAX = 2**63 - 1
+
 _NAME = re.compile(SNAPSHOT_NAME[:-1] + r"\Z")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import ForebayError
-from gateway.metadata.snapshots.manifest import Manifest
+from gateway.metadata.snapshots.manifest import TIME_MAX, Manifest
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import format_iso_date, parse_iso_date
 from gateway.s3.list_result import EntryTemplate, ListedEntry, checked_template
@@ -134,8 +134,8 @@ def _header(document: dict[str, Any]) -> Header:
     return Header(
         prefix,
         _optional(document, "origin", str) or "",
-        _optional(document, "started_at", (int, float)),
-        _optional(document, "ended_at", (int, float)),
+        _time(document, "started_at"),
+        _time(document, "ended_at"),
         _optional(document, "objects", int),
         _optional(document, "digest", str),
         [checked_template(template) for template in _optional(document, "forms", list) or []] or [_USUAL],
@@ -174,6 +174,13 @@ def _optional(document: dict[str, Any], name: str, kind: type | tuple[type, ...]
     value = document.get(name)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise ValueError(f"{name!r} has a value of the wrong kind")
+    return value
+
+
+def _time(document: dict[str, Any], name: str) -> float | None:
+    value: float | None = _optional(document, name, (int, float))
+    if value is not None and not 0 <= value <= TIME_MAX:
+        raise ValueError(f"{name!r} must be seconds since 1970, before the year 10000")
     return value
 
 

@@ -23,7 +23,7 @@ from gateway.errors import SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import BOOT_ID
-from gateway.metadata.snapshots.manifest import Manifest, pack, valid_name
+from gateway.metadata.snapshots.manifest import BYTES_MAX, Manifest, pack, valid_name
 from gateway.metadata.snapshots.object_file import Layout, ObjectFileWriter
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.metadata.snapshots.store import MANIFEST, NEW, SnapshotStore, data_name
@@ -110,6 +110,8 @@ class Staging:
                     f"there are {objects} objects with digest {digest}, where {expected[0]} with {expected[1]} are "
                     "said to be: some of it is missing or has been changed"
                 )
+            if size_bytes > BYTES_MAX:
+                raise SnapshotError(f"the objects are said to have {size_bytes} bytes, more than there can be")
             manifest = Manifest(
                 self._id,
                 self.origins.name,

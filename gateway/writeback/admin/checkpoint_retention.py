@@ -16,7 +16,7 @@ import structlog
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
 from gateway.model import LOCAL_EXPIRY_SECONDS, ObjectKey
-from gateway.policy.slots import Slot
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
@@ -42,12 +42,15 @@ class KeepRules:
     sends: bool = False
     """What it has is sent, but for what `flush` leaves out."""
 
+    prefix: Prefix = DEFAULT_SLOT.prefix
+    """Of the slot. A checkpoint elsewhere, saved while the slot had another, is not kept in the cache."""
+
 
 def keep_rules_of(slot: Slot) -> KeepRules:
     """Where a slot does not write back any more, only what it has is looked after."""
     if slot.write != "back":
         return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
-    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, sends=True)
+    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, True, slot.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +149,15 @@ class CheckpointRetention:
             )
 
     async def _keep(self) -> None:
-        rules = {name: one.keep_last for name, one in self._rules.items() if one.keep_last is not None}
+        rules = {name: one for name, one in self._rules.items() if one.keep_last is not None}
         if not rules and not self._has_kept:
             return
         runs: Sequence[RunRow] = await self._queries.runs(rules.keys(), self._clock.now()) if rules else ()
         chosen = list[KeptCheckpoint]()
         for run in runs:
-            ids = set(kept(run.saves, rules[run.slot] or 1))
+            ids = set(kept(run.saves, rules[run.slot].keep_last or 1))
             for row in run.rows:
-                if row.id in ids:
+                if row.id in ids and rules[run.slot].prefix.covers(row.name.bucket, row.name.prefix):
                     objects = await self._queries.durable_objects(row.id)
                     mark = (row.facts.state, row.facts.objects, row.facts.began_at, len(objects) == row.facts.objects)
                     chosen.append(KeptCheckpoint(key_of(row), objects, mark))
