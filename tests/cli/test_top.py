@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,19 +180,26 @@ def test_top_watches_a_running_gateway_and_leaves_the_terminal_as_it_was(tmp_pat
         assert [one["name"] for one in first["slots"]] == ["default"]
         assert second["per_second"]["served_bytes"] == 0
         shell, terminal = pty.openpty()
-        process = subprocess.Popen([sys.executable, "-m", "gateway", *arguments], stdin=terminal, stdout=terminal)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments],
+            stdin=terminal,
+            stdout=terminal,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+        )
         os.close(terminal)
         shown = b""
-        while b"ready, up" not in shown:
-            shown += os.read(shell, 65536)
-        process.send_signal(signal.SIGINT)
-        while True:
-            try:
+        try:
+            while b"ready, up" not in shown:
                 shown += os.read(shell, 65536)
-            except OSError:  # nobody has the terminal any more
-                break
-        os.close(shell)
-        assert process.wait(30) == 0
+            process.send_signal(signal.SIGINT)
+            with suppress(OSError):  # nobody has the terminal any more
+                while True:
+                    shown += os.read(shell, 65536)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(shell)
         assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is back"
         assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h"), "so is what was on the screen"
 
