@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_bucket_with_a_read_only_slot_and_much_pending_takes_files(
     origin: Origin, direct: Any, bucket: str, tmp_path: Path
 ) -> None:
     """README's slots with README's remote: rclone asks for the bucket first, which is there."""
-    settings = {
+    settings: Mapping[str, Mapping[str, Any] | list[Mapping[str, Any]]] = {
         "slots": [
             {"name": "data", "prefix": f"s3://{bucket}/data/", "mode": "read-only", "consistency": "immutable"},
             {"name": "checkpoints", "prefix": f"s3://{bucket}/checkpoints/", "write": "back", "consistency": "ttl"},
