@@ -276,7 +276,7 @@ OWN_CHANGES = [
     ("PUT", "/bucket?encryption", ENCRYPTION),
     ("DELETE", "/bucket?encryption", b""),
     ("PUT", "/bucket?versioning", b"<VersioningConfiguration/>"),
-    ("PUT", "/bucket", b""),
+    ("PUT", "/bucket?acl", b""),
     ("DELETE", "/bucket", b""),
     ("PUT", "/bucket?somethingNew", b"x"),
 ]

@@ -60,7 +60,7 @@ def test_of_what_the_request_says(tmp_path: Path, counts: Counts, headers: Mappi
     async def scenario(client: Client) -> None:
         await client.learn()
         await client.ask("PUT", "back/source", b"pending")
-        assert why(counts, await client.ask("PUT", "back/put", b"x", headers)) == reason
+        assert why(counts, await client.ask("PUT", "back/elsewhere/put", b"x", headers)) == reason
         source = {"x-amz-copy-source": "/bucket/back/source"}
         async with client.flushing():
             assert why(counts, await client.ask("PUT", "back/copy", headers={**source, **headers})) == reason
