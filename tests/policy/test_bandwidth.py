@@ -383,7 +383,8 @@ class Observed:
 def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling: str, changes: int) -> None:
     """However often weights change, and however late a process learns of it, or of which of them."""
     rate, piece, seconds, dice = 4_000_000.0, 200_000, 3.0, random.Random(seed)
-    of = {"link": [None], "slot": ["a"], "found": [None], "both": [None, "a"]}[ceiling]
+    kinds: dict[str, list[str | None]] = {"link": [None], "slot": ["a"], "found": [None], "both": [None, "a"]}
+    of = kinds[ceiling]
     known = None if ceiling == "found" else rate
     ceilings = [Ceiling("read", slot, known) for slot in of]
 
