@@ -13,6 +13,7 @@ import uvicorn
 from gateway.app import Upkeep, origin_for_checks, silence_board, upkeep
 from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
+from gateway.control.history import CountsHistory
 from gateway.control.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges
@@ -99,7 +100,9 @@ async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
 async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginChecks) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
-    app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes, context.audit)
+    directory = context.config.metrics_directory
+    history = CountsHistory(directory)
+    app = control_app(context.live, CURRENT, directory, lent, check, changes, context.audit, history)
     server = _Server(
         uvicorn.Config(
             app,
@@ -112,6 +115,7 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
         )
     )
     serving = asyncio.create_task(server.serve(context.listeners))
+    keeping = asyncio.create_task(history.keep(), name="history")
     with suppress(TimeoutError):
         async with asyncio.timeout(_OPENING_SECONDS_MAX):
             await tried.wait()
@@ -120,6 +124,7 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stopping.cancel()
+    keeping.cancel()
     await serving
 
 
