@@ -83,24 +83,14 @@ class JobsApi:
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()
-        job = jobs.get(request.path_params["job_id"])
-        return (
-            json_answer(job_document(job, jobs.pace(job.id)))
-            if job is not None
-            else problem(404, "there is no such job")
-        )
+        return _shown(jobs, jobs.get(request.path_params["job_id"]))
 
     async def cancel(self, request: Request) -> Response:
         """End a job; what it has done stays done."""
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()
-        job = await jobs.cancel(request.path_params["job_id"])
-        return (
-            json_answer(job_document(job, jobs.pace(job.id)))
-            if job is not None
-            else problem(404, "there is no such job")
-        )
+        return _shown(jobs, await jobs.cancel(request.path_params["job_id"]))
 
     async def _start(self, kind: JobKind, request: Request) -> Response:
         jobs = self._holder.jobs

@@ -77,9 +77,9 @@ def troubles(status: Mapping[str, Any]) -> Iterator[Trouble]:
     pending = status["writeback"] or {"slots": [], "journal_problem": None}
     for slot in pending["slots"]:
         if wrong := wrong_with(slot):
-            why = slot["reason"] or ""
-            what, do = f"slot {slot['slot']}: not at the origin: {', '.join(wrong)}", _LIST
-            yield Trouble("error", what, why, _WHICH_RIGHT if "AccessDenied" in why else do)
+            why = f" ({slot['reason']})" if slot["reason"] else ""
+            what, do = f"slot {slot['slot']}: not at the origin: {', '.join(wrong)}{why}", _LIST
+            yield Trouble("error", what, "", _WHICH_RIGHT if "AccessDenied" in why else do)
         if slot["buffer_bytes"] and slot["staged_bytes"] >= _NEARLY * slot["buffer_bytes"]:
             why = f"{size_text(slot['staged_bytes'])} of {size_text(slot['buffer_bytes'])} wait for the bucket"
             do = "see why they are not flushed; or raise its buffer, or its write_bandwidth"

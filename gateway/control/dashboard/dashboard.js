@@ -382,7 +382,7 @@ function drawUnflushed(overview, now) {
   const uploads = overview.uploads.map((one) => [h("span", {}, `s3://${one.bucket}/${one.key}`, h("span", { class: "note" }, `${counted(one.parts, "part")}, ${bytes(one.bytes)}, the last ${ago(one.touched_at, now)} ago`)), button("Abort…", `abort ${one.upload_id}`, () => abortAction(one))]);
   return show("unflushed", pending.journal_problem ? h("p", {}, tag(`the journal takes no writes: ${pending.journal_problem}`, "bad")) : null,
     slots.length ? slots : empty("No slot writes back: every write goes to the origin at once."),
-    problems.length ? table(["object", "state", ""], problems) : null, uploads.length ? table(["open upload", ""], uploads) : null);
+    problems.length ? some("stuck", "object", problems, 5, (part) => table(["object", "state", ""], part)) : null, uploads.length ? some("uploads", "open upload", uploads, 5, (part) => table(["open upload", ""], part)) : null);
 }
 
 function drawRequests(requests, now) {
@@ -421,7 +421,7 @@ function drawCheckpoints(checkpoints, now) {
     some("checkpoints", "checkpoint", checkpoints, 6, (part) => part.map((one) => {
       const from = one.began_at ?? now, wide = Math.max(0, end(one) - from);
       const absent = one.missing.ranks, ranks = [...new Set([...one.ranks_seen, ...absent])].sort((a, b) => a - b).slice(0, 64);
-      const notes = [counted(one.files, "file"), bytes(one.bytes), one.save_seconds !== null ? `saved in ${span(one.save_seconds)}` : null, one.flush_seconds_left !== null ? `durable in ${age(one.flush_seconds_left)}` : null, one.restore && one.restore.state !== "over" ? `restore ${one.restore.state}: ${bytes(one.restore.bytes_read)} of ${bytes(one.restore.bytes)}` : null, one.exposed_seconds !== null ? `exposed for ${age(one.exposed_seconds)}` : null, one.kept ? "kept in the cache" : one.kept_reason, absent.length ? `ranks missing: ${absent.slice(0, 12).join(", ")}` : null, one.missing.objects.length ? `missing: ${one.missing.objects.slice(0, 3).join(", ")}` : null, one.reason].filter(Boolean).join(" · ");
+      const notes = [counted(one.files, "file"), bytes(one.bytes), one.save_seconds ? `saved in ${span(one.save_seconds)}` : null, one.flush_seconds_left !== null ? `durable in ${age(one.flush_seconds_left)}` : null, one.restore && one.restore.state !== "over" ? `restore ${one.restore.state}: ${bytes(one.restore.bytes_read)} of ${bytes(one.restore.bytes)}` : null, one.exposed_seconds !== null ? `exposed for ${age(one.exposed_seconds)}` : null, one.kept ? "kept in the cache" : one.kept_reason, absent.length ? `ranks missing: ${absent.slice(0, 12).join(", ")}` : null, one.missing.objects.length ? `missing: ${one.missing.objects.slice(0, 3).join(", ")}` : null, one.reason].filter(Boolean).join(" · ");
       return h("div", { class: "checkpoint" },
         h("div", {}, h("b", {}, one.step !== null ? `step ${number(one.step)}` : one.prefix), h("span", { class: "note" }, `s3://${one.bucket}/${one.prefix}`)),
         h("div", {}, h("div", { class: "lane" }, h("i", { class: CHECKPOINT[one.state], style: { left: `${(100 * (from - first) / length * 0.985).toFixed(2)}%`, width: `${Math.min(100, 100 * wide / length).toFixed(2)}%`, maxWidth: "100%" }, title: `began ${new Date(from * 1000).toLocaleTimeString()}` })),
