@@ -1,4 +1,5 @@
-"""Builds the library of `gateway/md5_lanes/` with the wheel where there is a C compiler; else the wheel is pure.
+"""Builds the library of `gateway/md5_lanes/` with the wheel where there is a C compiler; else the wheel is pure. And
+puts the documentation's pages into the wheel.
 
 An editable installation gets it into the source tree, where nothing else is written.
 """
@@ -32,6 +33,9 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(target)] = str(_PARTS / library.name)
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        if version != "editable":  # the admin port shows them
+            for page in Path(self.root, "docs").glob("*.md"):
+                build_data["force_include"][str(page)] = f"gateway/docs/{page.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Hatchling's name for: behind it."""

@@ -20,16 +20,10 @@ from gateway.control.formatting import (
     waiting_text,
     wrong_with,
 )
+from gateway.control.troubles import DISK_STATES
 
 if TYPE_CHECKING:
     from gateway.admin_client import Index, Process, Scrub, Status, Writeback
-
-DISK_STATES = {
-    "full": "full; what is cached is served, what is written goes to the bucket; make room",
-    "read-only": "takes nothing; what is cached is served, nothing is added",
-    "failing": "failing; the cache is not used for now, the origin serves",
-    "closed": "cannot be used; there is no cache, the origin serves",
-}
 
 
 def show_status(status: Status) -> None:
@@ -52,7 +46,7 @@ def show_status(status: Status) -> None:
     used, capacity = size_text(cache.usage_bytes), size_text(cache.capacity_bytes)
     print_text(f"cache {cache.directory}: {used} of {capacity} in use, {ratio}")
     if cache.disk.state != "well":
-        print_text(f"disk: {DISK_STATES[cache.disk.state]}", "bold red")
+        print_text(f"disk: {'; '.join(DISK_STATES[cache.disk.state])}", "bold red")
     if failing := cache.disk.journal_failing_processes:
         text = "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: "
         print_text(f"{text}{failing}", "bold red")

@@ -20,11 +20,11 @@ from rich.text import Text
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
 from gateway.cli.requests import seconds_text
-from gateway.cli.status import DISK_STATES
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
 from gateway.control.formatting import counted, origin_text, size_text, waiting_text, wrong_with
+from gateway.control.troubles import DISK_STATES
 
 if TYPE_CHECKING:
     from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
@@ -210,7 +210,7 @@ def _health(status: Status) -> Iterator[Line]:
     ratio = "" if cache.hit_ratio is None else f", {cache.hit_ratio:.1%} of bytes from it since the start"
     yield f"cache     {size_text(cache.usage_bytes)} of {size_text(cache.capacity_bytes)} in use{ratio}", ""
     if cache.disk.state != "well":
-        yield f"disk      {DISK_STATES[cache.disk.state]}", "bold red"
+        yield f"disk      {'; '.join(DISK_STATES[cache.disk.state])}", "bold red"
 
 
 def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> Iterator[Line]:

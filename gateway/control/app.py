@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from gateway import __version__, metric_reading, metrics
 from gateway.audit import AuditLog
-from gateway.config import Settings
+from gateway.config import Settings, public_settings
 from gateway.config.live import LiveSettings
 from gateway.config.signers import Signer
 from gateway.control.admin_backends import Holders
@@ -24,6 +24,7 @@ from gateway.control.disk import disk_document
 from gateway.control.events import EventsApi
 from gateway.control.explain import ExplainApi
 from gateway.control.guard import Guard
+from gateway.control.history import CountsHistory
 from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
 from gateway.control.origin_check import OriginChecks, OriginFinding, OriginState
@@ -54,6 +55,7 @@ def control_app(
     check: OriginChecks | None = None,
     changes: SlotChanges | None = None,
     audit: AuditLog | None = None,
+    history: CountsHistory | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz, /readyz and the page's files asks for it."""
     lent = lent or Holders()
@@ -63,7 +65,9 @@ def control_app(
     guard = Guard(live, audit)
     slots = SlotsApi(live, metrics_directory, lent.writeback, changes)
     requests = RequestsApi(metrics_directory)
-    overview = OverviewApi(control.document, slots, lent, metrics_directory, requests)
+    callers = CallersApi(live, metrics_directory)
+    history = history or CountsHistory(metrics_directory)
+    overview = OverviewApi(control.document, slots, lent, metrics_directory, requests, callers, history)
     return Starlette(
         routes=[
             Route("/healthz", control.healthz),
@@ -72,6 +76,7 @@ def control_app(
             *page_routes(),
             Route("/api/v1/overview", guard(overview.show)),
             Route("/api/v1/status", guard(control.status)),
+            Route("/api/v1/settings", guard(control.settings)),
             Route("/api/v1/warm", guard(work.warm), methods=["POST"]),
             Route("/api/v1/evict", guard(work.evict), methods=["POST"]),
             Route("/api/v1/pin", guard(work.pin), methods=["POST"]),
@@ -80,7 +85,7 @@ def control_app(
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
             Route("/api/v1/explain", guard(ExplainApi(lent.explain, lent.writeback).show)),
             Route("/api/v1/indexes", guard(lent.indexes.list)),
-            Route("/api/v1/callers", guard(CallersApi(live, metrics_directory).list)),
+            Route("/api/v1/callers", guard(callers.list)),
             Route("/api/v1/requests", guard(requests.list)),
             Route("/api/v1/slots", guard(slots.list)),
             _by_method("/api/v1/slots/{name}", PUT=guard(slots.put), DELETE=guard(slots.delete)),
@@ -99,6 +104,7 @@ def control_app(
             _by_method("/api/v1/flush", POST=guard(pending.flush), GET=guard(pending.progress)),
             Route("/api/v1/writeback", guard(pending.show)),
             Route("/api/v1/writeback/objects", guard(pending.objects)),
+            Route("/api/v1/writeback/versions", guard(pending.versions)),
             Route("/api/v1/writeback/uploads", guard(pending.uploads)),
             Route("/api/v1/checkpoints", guard(pending.checkpoints)),
             Route("/api/v1/writeback/resolve", guard(pending.resolve), methods=["POST"]),
@@ -229,6 +235,10 @@ class _Control:
 
     async def status(self, _request: Request) -> Response:
         return json_answer(await self.document(await asyncio.to_thread(Reading, self._metrics_directory)))
+
+    async def settings(self, _request: Request) -> Response:
+        """What `forebay check-config` prints, secrets hidden; and the defaults."""
+        return json_answer({"settings": public_settings(self._settings), "defaults": public_settings(Settings())})
 
     async def openapi(self, _request: Request) -> Response:
         return json_answer(describe())

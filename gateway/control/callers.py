@@ -16,11 +16,14 @@ from gateway.config import CallerLimitSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.control.responses import json_answer
 from gateway.metric_kinds import GONE
-from gateway.metric_reading import by_labels
+from gateway.metric_reading import Reading, by_labels
 from gateway.policy.callers import OWN, UNSIGNED
 
 LOOK_SECONDS = 1.0
 """What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
+
+SHOWN = 50
+"""Of the callers, in the dashboard."""
 
 LIMITS = ("concurrency", "rate", "read", "write")
 
@@ -60,13 +63,14 @@ class _Counts(NamedTuple):
     used: tuple[dict[tuple[str, ...], float], ...]
 
 
-def _counts(directory: Path) -> _Counts:
+def _counts(read: Path | Reading) -> _Counts:
+    read = read if isinstance(read, Reading) else Reading(read)
     of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
-    waits, seconds, refused = by_labels(directory, ("scope", "name", "limit"), *of_limits)
-    waiting = by_labels(directory, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
-    running = by_labels(directory, ("scope", "name"), metrics.CALLER_RUNNING)[0]
+    waits, seconds, refused = by_labels(read, ("scope", "name", "limit"), *of_limits)
+    waiting = by_labels(read, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
+    running = by_labels(read, ("scope", "name"), metrics.CALLER_RUNNING)[0]
     of_credentials = (metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES)
-    used = tuple(by_labels(directory, ("credential",), *of_credentials))
+    used = tuple(by_labels(read, ("credential",), *of_credentials))
     return _Counts(monotonic(), waits, seconds, refused, waiting, running, used)
 
 
@@ -76,6 +80,16 @@ class CallersApi:
     def __init__(self, live: LiveSettings, metrics_directory: Path) -> None:
         self._live = live
         self._directory = metrics_directory
+        self._last: _Counts | None = None
+
+    def since_last(self, reading: Reading) -> list[dict[str, Any]]:
+        """The first SHOWN of them at once, those first whom a limit binds, then those that have sent most requests:
+        what they take is that since it was called last."""
+        now = _counts(reading)
+        before, self._last = self._last or now, now
+        found = [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
+        found.sort(key=lambda one: (bool(one["binds"]), (one["used"] or {"requests": 0})["requests"]), reverse=True)
+        return found[:SHOWN]
 
     async def list(self, _request: Request) -> Response:
         """Every credential and class that is configured, and who else has called."""

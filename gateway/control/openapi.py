@@ -185,6 +185,7 @@ _STATUS = {
         "slots": {"type": "array", "items": _SLOT},
     },
 }
+_SETTINGS = {"type": "object", "properties": {name: {"type": "object"} for name in ("settings", "defaults")}}
 _HEALTH = {"type": "object", "properties": {"status": {"const": "ok"}}}
 _READINESS = {
     "type": "object",
@@ -280,6 +281,7 @@ def _described() -> dict[str, Any]:
             "/": _get("The dashboard.", "text/html", {"type": "string"}, guarded=False),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
             "/api/v1/overview": _overview(),
+            "/api/v1/settings": _get("Settings in force, and defaults.", "application/json", _SETTINGS),
             "/api/v1/warm": _start("Fetch objects that are not in the cache yet."),
             "/api/v1/evict": _start("Drop objects from the cache."),
             "/api/v1/pin": _start("Fetch everything under a prefix, and never evict it.", manifest=False),
@@ -303,9 +305,9 @@ def _described() -> dict[str, Any]:
 
 
 def _overview() -> dict[str, Any]:
-    schema = overview_schema(_STATUS, _SLOTS, _JOB)
+    schema = overview_schema(_STATUS, _SLOTS, _JOB, _CALLERS)
     found = _get("What the dashboard shows, in one document.", "application/json", schema)
-    found["get"]["parameters"] = [flag("history", "true: with the counts of the last minutes")]
+    found["get"]["parameters"] = [flag("history", "true: with the counts of the last 15 minutes")]
     found["get"]["responses"]["400"] = {"description": "history is neither true nor false."}
     return found
 

@@ -40,18 +40,33 @@ _COUNTS = {
 }
 
 
-def overview_schema(status: dict[str, Any], slots: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+_TROUBLE = {
+    "type": "object",
+    "properties": {
+        "level": {"enum": ["error", "warning"]},
+        **{name: {"type": "string"} for name in ("what", "why", "advice", "page")},
+    },
+    "description": "what is wrong, why, what to do, and a page of the documentation",
+}
+
+
+def overview_schema(
+    status: dict[str, Any], slots: dict[str, Any], job: dict[str, Any], callers: dict[str, Any]
+) -> dict[str, Any]:
     """Of the parts that other endpoints give, too."""
     return {
         "type": "object",
         "properties": {
+            "host": {"type": "string", "description": "the name of the machine"},
             "status": status,
+            "troubles": {"type": "array", "items": _TROUBLE},
+            "callers": callers["properties"]["callers"],
             "counts": _COUNTS,
-            "history": {"type": "array", "items": _COUNTS, "description": "of the last minutes, with history=true"},
+            "history": {"type": "array", "items": _COUNTS, "description": "of the last 15 minutes, with history=true"},
             "latency_buckets_seconds": {"type": "array", "items": {"type": "number"}},
             **slots["properties"],
             "requests": REQUESTS,
-            "jobs": {"type": "array", "items": job, "description": "the newest first"},
+            "jobs": {"type": "array", "items": job, "description": "those that run, then the newest of the others"},
             "snapshots": {"type": "array", "items": SNAPSHOT},
             "checkpoints": {
                 "type": "array",

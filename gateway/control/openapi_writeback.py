@@ -253,6 +253,14 @@ _RESOLVED = {
         "etag_at_origin": {"type": ["string", "null"], "description": "keep-ours: what is overwritten, if it is there"},
     },
 }
+_AT_ORIGIN = {"bytes": {"type": ["integer", "null"]}, "etag": {"type": "string"}, "modified_at": _TIME}
+_VERSIONS = {
+    "type": "object",
+    "properties": {
+        "object": OBJECT,
+        "at_origin": {"type": ["object", "null"], "properties": _AT_ORIGIN, "description": "null: nothing is there"},
+    },
+}
 _UPLOAD_IDS = {"type": "array", "items": {"type": "string"}}
 _ABORT = {
     "type": "object",
@@ -287,6 +295,7 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
         query("after", "`next` of the page before", {"type": "string"}),
         query("limit", "how many", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     ]
+    name = query("object", "s3://bucket/key", OBJECT_NAME, required=True)
     problems = flag("problems", "true: only what does not get to the origin, the oldest first")
     one_state = f"({'|'.join(_CHECKPOINT_STATES)})"
     of_states = {"type": "string", "pattern": f"^({one_state}(,{one_state})*)?$"}
@@ -306,6 +315,9 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
         "/api/v1/writeback/uploads": {"get": _does("Open uploads.", _UPLOADS, asked, parameters=page)},
         "/api/v1/checkpoints": {
             "get": _does("Checkpoints and their state.", _CHECKPOINTS, asked, parameters=[*page, state]),
+        },
+        "/api/v1/writeback/versions": {
+            "get": _does("What is pending under a key, and what the origin has.", _VERSIONS, told, parameters=[name]),
         },
         "/api/v1/writeback/resolve": {"post": _does("Decide about an object.", _RESOLVED, told, body=_RESOLVE)},
         "/api/v1/writeback/abort": {"post": _does("Abort open uploads.", _ABORTED, asked | _KIND, body=_ABORT)},

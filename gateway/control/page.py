@@ -1,13 +1,16 @@
-"""The dashboard at `/`: three files that the browser asks once for; all figures come from `/api/v1/overview`.
+"""The dashboard at `/`: files that the browser asks once for; all figures come from `/api/v1/overview`. And the pages
+of the documentation, as text: a node in a closed network has no other.
 
 They tell nothing about the gateway, so they need no token; the page asks for it. Nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,9 +48,23 @@ _CONTENTS = {name: files("gateway.control").joinpath("dashboard", name).read_byt
 """Read while the code is loaded: a process that is forked later needs no file of the package, which may be gone."""
 
 
+_DOCS = [files("gateway").joinpath("docs"), Path(__file__).parents[2] / "docs"]  # in a wheel, and in a clone
+
+
 def page_routes() -> list[Route]:
-    """Of the page's files."""
-    return [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
+    """Of the page's files, and of the documentation."""
+    routes = [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
+    return [*routes, Route("/docs/{name}", _documentation)]
+
+
+async def _documentation(request: Request) -> Response:
+    """One page of it, read when it is asked for."""
+    name = request.path_params["name"]
+    pages = [folder.joinpath(f"{name}.md") for folder in _DOCS if name.replace("-", "").isalnum()]
+    page = next((one for one in pages if one.is_file()), None)
+    if page is None:
+        return Response("there is no such page", 404, headers=_HEADERS, media_type="text/plain")
+    return Response(await asyncio.to_thread(page.read_bytes), headers=_HEADERS, media_type="text/plain")
 
 
 def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:

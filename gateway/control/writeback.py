@@ -39,6 +39,8 @@ class WritebackBackend(Protocol):
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]: ...
 
+    async def versions(self, key: ObjectKey) -> dict[str, Any]: ...
+
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]: ...
 
     async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]: ...
@@ -132,6 +134,11 @@ class WritebackApi:
             raise ValueError("through must be the number that POST has answered")
         is_name = flag(request, "is_name")
         return json_answer(await backend.progress(_asked_prefix(request), int(through), is_name=is_name))
+
+    @_answered
+    async def versions(self, backend: WritebackBackend, request: Request) -> Response:
+        """`?object=s3://bucket/key`: what this node has, and what the origin has, so that somebody can decide."""
+        return json_answer(await backend.versions(_key(request.query_params.get("object", ""))))
 
     @_answered
     async def resolve(self, backend: WritebackBackend, request: Request) -> Response:

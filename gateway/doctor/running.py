@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from gateway import __version__, metrics
 from gateway.admin_client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
 from gateway.config import Settings
-from gateway.control.formatting import age_text, bucket_text, counted, size_text, waiting_text, wrong_with
+from gateway.control.formatting import age_text, bucket_text, counted, size_text, waiting_text
+from gateway.control.troubles import troubles
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.errors import AdminPortError
 
@@ -49,45 +50,18 @@ def _health(status: Status) -> Iterator[Finding]:
         return
     if gateway.ready:
         yield ok(AREA, f"version {gateway.version}, ready, S3 on {gateway.s3_url}")
-    else:
-        down = ", ".join(one.name for one in gateway.processes if not one.ready) or "draining"
-        yield error(AREA, f"version {gateway.version}, not ready: {down}", "see its log")
     if gateway.version != __version__:
         yield note(
             AREA, f"it has version {gateway.version}, and this command {__version__}", "restart it after an upgrade"
         )
     for one in gateway.processes:
         yield from _process(one)
-    if gateway.settings_problem:
-        yield warning(
-            AREA, f"changed settings are not in force: {gateway.settings_problem}", "correct them, then forebay reload"
-        )
-    if gateway.closed:
-        yield error(AREA, f"it works without a cache: {gateway.closed}", "repair the disk, and restart it")
-    for origin in (status.origin, *status.origin.differing):
-        if origin.problem is not None:
-            yield error(AREA, f"its origin: {origin.problem}", "see the origin's findings above")
-    disk = status.cache.disk
-    if disk.state != "well":
-        yield error(AREA, f"the disk of its cache is {disk.state}", _DO_ABOUT_DISK.get(disk.state, _SEE_KERNEL))
-    if disk.journal_failing_processes:
-        yield error(
-            AREA,
-            "its write-back journal takes no writes: it acknowledges and flushes nothing",
-            "make room; see its log",
-        )
-    for frozen in status.frozen:
-        if frozen.problem is not None:
-            yield error(AREA, f"slot {frozen.slot}: {frozen.problem}", "forebay snapshot list")
-    for index in status.indexes:
-        if index.error:
-            yield warning(AREA, f"the index of slot {index.slot} fails: {index.error}", "check the right to list there")
+    for found in troubles(status.model_dump()):
+        text = f"{found.what}: {found.why}" if found.why else found.what
+        yield (error if found.level == "error" else warning)(AREA, text, found.advice)
 
 
 def _process(one: Process) -> Iterator[Finding]:
-    if one.hangs:
-        found = f"{one.name} (process {one.process_id}) does not answer"
-        yield error(AREA, found, "it is killed and started again after 30 seconds; see what it waits for: dmesg")
     if one.restarts:
         found = f"{counted(one.restarts, 'restart')} of {one.name} since the gateway started"
         if one.last_end is not None:
@@ -96,31 +70,17 @@ def _process(one: Process) -> Iterator[Finding]:
 
 
 _KILLED = "somebody has killed it; the kernel does where memory is short: dmesg, and the memory limit"
-_SEE_KERNEL = "see the kernel's log: dmesg"
-_DO_ABOUT_DISK = {"full": "make room (df), but remove nothing under writeback/: docs/incidents.md"}
-
-
-_WHICH_RIGHT = "; forebay doctor --write-test s3://BUCKET/PREFIX/ says which right is missing"
 
 
 def _pending(status: Status) -> Iterator[Finding]:
     if status.writeback is None:
         return
     for slot in status.writeback.slots:
-        wrong, reason = wrong_with(slot.model_dump()), f" ({slot.reason})" if slot.reason else ""
-        if slot.waiting_for_bucket:
-            found = f"slot {slot.slot}: not at the origin: {waiting_text(slot.model_dump())}{'' if wrong else reason}"
-            yield note(AREA, found, "nothing about the writes: they go when it answers")
-        if wrong:
-            found = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{reason}"
-            is_right = "AccessDenied" in (slot.reason or "")
-            yield error(AREA, found, "forebay writeback list --problems" + (_WHICH_RIGHT if is_right else ""))
+        if waiting := waiting_text(slot.model_dump()):
+            text = f"slot {slot.slot}: not at the origin: {waiting}"
+            yield note(AREA, text, "nothing about the writes: they go when it answers")
     for bucket in status.writeback.buckets:
         yield _profile(bucket)
-    if status.writeback.journal_problem:
-        yield error(
-            AREA, f"nothing is flushed: {status.writeback.journal_problem}", "make room on the disk of the cache"
-        )
 
 
 def _profile(bucket: BucketProfile) -> Finding:

@@ -11,6 +11,7 @@ import structlog
 from gateway.app import Upkeep, origin_for_checks, silence_board, upkeep
 from gateway.control.admin_backends import Holders
 from gateway.control.app import control_app
+from gateway.control.history import CountsHistory
 from gateway.control.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.control.scrub import ScrubHolder
 from gateway.control.slot_changes import SlotChanges
@@ -90,16 +91,22 @@ async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
 async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginChecks) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
-    app = control_app(context.live, CURRENT, context.config.metrics_directory, lent, check, changes, context.audit)
+    directory = context.config.metrics_directory
+    history = CountsHistory(directory)
+    app = control_app(context.live, CURRENT, directory, lent, check, changes, context.audit, history)
     server = admin_server(app, context.listeners, context.config.settings.server)
     serving = asyncio.create_task(
         server.serve(context.stop, grace_seconds=_GRACE_SECONDS, on_ready=lambda: None), name="admin port"
     )
+    keeping = asyncio.create_task(history.keep(), name="history")
     with suppress(TimeoutError):
         async with asyncio.timeout(_OPENING_SECONDS_MAX):
             await tried.wait()
     context.ready()
-    await serving
+    try:
+        await serving
+    finally:
+        keeping.cancel()
 
 
 async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -> None:

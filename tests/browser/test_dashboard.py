@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -135,14 +137,20 @@ def test_actions_are_done_by_keyboard_and_tell_what_came_of_them(browser: Any, g
     assert reached == ["Skip to the figures", "Actions…", "Theme: system"]
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
+    assert page.input_value("select[name=action]") == page.input_value("input[name=prefix]") == ""
+    submit = page.locator("#dialog button[type=submit]")
+    assert (submit.inner_text(), submit.is_disabled()) == ("Choose first", True)
+    page.select_option("select[name=action]", "warm")
+    assert submit.is_disabled()
     page.fill("input[name=prefix]", "s3://bucket/data/")
+    assert submit.inner_text() == "Warm s3://bucket/data/"
     assert "every object under s3://bucket/data/" in page.inner_text("#dialog .what")
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialog .outcome.good")
     assert "Warming has begun" in page.inner_text("#dialog .outcome")
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "start"
-    page.wait_for_selector("#jobs >> text=warm s3://bucket/data/")
+    page.wait_for_selector("#jobs >> text=warm s3://bucket/data/", state="attached")
     page.keyboard.press("Enter")
     page.select_option("select[name=action]", "unpin")
     page.fill("input[name=prefix]", "s3://bucket/never/")
@@ -205,7 +213,13 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
 
     rows.filter(has_text="s3://bucket/back/ours").locator("button").focus()
     page.keyboard.press("Enter")
-    assert "overwrites what the origin has under s3://bucket/back/ours" in page.inner_text("#dialog .what.danger")
+    page.wait_for_selector("#dialog .versions >> text=6 B")
+    versions = page.locator("#dialog .versions tbody tr").all_inner_texts()
+    assert [one.split("\t")[1:] for one in versions[::2]] == [["4 B", "6 B"], [etag_of(b"ours"), etag_of(b"theirs")]]
+    assert len({*versions[1].split("\t")}) >= 2  # dates
+    assert page.locator("#dialog :checked").count() == 0
+    submit = page.locator("#dialog button[type=submit]")
+    assert (submit.inner_text(), submit.is_disabled()) == ("Choose first", True)
     drawn = page.inner_text("#unflushed")
     wait_until(lambda: page.inner_text("#unflushed") != drawn)  # the button is another one now
     page.keyboard.press("Escape")
@@ -213,10 +227,18 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     expect_count(rows, 2)  # a dialog that is left decides nothing
     assert content(origin, "back/ours") == b"theirs"
     page.keyboard.press("Enter")  # the focus is where it was
+    page.wait_for_selector("#dialog .versions >> text=6 B")
+    page.keyboard.press("Space")
+    assert "overwrites what the origin has under s3://bucket/back/ours" in page.inner_text("#dialog .what.danger")
+    origin.model.put("bucket", "back/ours", b"theirs, again")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Decide"
+    assert page.evaluate("document.activeElement.textContent") == "Keep ours: send 4 B"
     page.keyboard.press("Enter")
+    page.wait_for_selector("#dialog .outcome.bad >> text=another version by now")
+    page.wait_for_selector("#dialog .versions >> text=13 B")
+    assert content(origin, "back/ours") == b"theirs, again"  # nobody had seen it
+    submit.click()
     page.wait_for_selector("#dialog .outcome.good >> text=keep-ours")
     expect_count(rows, 1)
     page.keyboard.press("Escape")
@@ -228,6 +250,7 @@ def test_a_conflict_is_decided_with_the_page(browser: Any, writing_back: tuple[S
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowDown")
     assert "is given up for good" in page.inner_text("#dialog .what.danger")
+    assert submit.inner_text() == "Keep theirs: give up 4 B"
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -255,6 +278,7 @@ def test_an_open_upload_is_aborted_with_the_page(
     row.locator("text=1 part, 5.0 MiB").wait_for()
     row.locator("button").click()
     assert "is deleted: 1 part, 5.0 MiB." in page.inner_text("#dialog .what")
+    assert page.inner_text("#dialog button.danger") == "Abort the upload: give up 5.0 MiB"
     page.click("#dialog button.danger")
     page.wait_for_selector("#dialog .outcome.good >> text=is aborted")
     page.keyboard.press("Escape")
@@ -284,6 +308,7 @@ def test_a_running_job_is_aborted_and_pins_come_and_go_with_the_page(
     page.click("#dialog button.danger")
     page.wait_for_selector("#dialog .outcome.good >> text=is cancelled")
     page.keyboard.press("Escape")
+    page.click("#jobs summary", timeout=ANSWER_SECONDS_MAX * 1000)
     row.locator(".tag.warn >> text=cancelled").wait_for()
     assert row.locator("button").count() == 0
 
@@ -310,6 +335,7 @@ def test_writes_are_flushed_with_the_button_of_their_slot(
     origin.start()
     page.click("#unflushed button[data-key='flush back']")
     assert page.input_value("#dialog input[name=prefix]") == "s3://bucket/back/"
+    page.wait_for_selector("#dialog button[type=submit] >> text=Flush 1 object, 4 B")
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialog .outcome.good")
     page.keyboard.press("Escape")
@@ -317,6 +343,117 @@ def test_writes_are_flushed_with_the_button_of_their_slot(
     assert content(origin, "back/late") == b"late"
     assert errors == []
     page.close()
+
+
+@pytest.mark.parametrize("width", [1400, 800, 390])
+def test_no_word_is_broken_and_what_is_over_is_folded(
+    browser: Any, writing_back: tuple[StrictOrigin, GatewayProcess], width: int
+) -> None:
+    """Whatever there is to show: jobs that ended, a conflict, checkpoints, slots, callers. Only names of objects break.
+    A fold stays open when the page is drawn anew. Checkpoints come right below the first charts."""
+    origin, gateway = writing_back
+    client = client_of(gateway)
+    for step in range(9):
+        for rank in range(2):
+            client.put_object(Bucket="bucket", Key=f"back/step-{step}/__{rank}_0.distcp", Body=b"x")
+        client.put_object(Bucket="bucket", Key=f"back/step-{step}/.metadata", Body=b"x")
+    origin.stop()
+    client.put_object(Bucket="bucket", Key="back/" + "k" * 300, Body=b"ours")
+    origin.model.put("bucket", "back/" + "k" * 300, b"theirs")
+    origin.start()
+    page, errors = opened(browser, gateway, viewport={"width": width, "height": 740})
+    for number in range(25):
+        asked = {"prefix": f"s3://bucket/data/{number:02}/"}
+        wait_until(lambda: page.request.post(f"{gateway.admin_url}/api/v1/evict", data=asked).status == 202)  # noqa: B023
+    page.wait_for_selector("#jobs summary >> text=The last 20 jobs that ended", timeout=ANSWER_SECONDS_MAX * 1000)
+    conflict = "#banner >> text=slot back: not at the origin: 1 conflict"
+    page.wait_for_selector(conflict, timeout=ANSWER_SECONDS_MAX * 1000)
+    expect_count(page.locator("#jobs tr >> visible=true"), 0)
+    expect_count(page.locator(".checkpoint >> visible=true"), 6)
+    for summary in ("#jobs summary", "#checkpoints summary", "#settings > summary"):
+        page.click(summary)
+    page.wait_for_selector("#settings-shown >> text=admin.port")
+    drawn = page.inner_text("#age")
+    wait_until(lambda: page.inner_text("#age") != drawn)
+    expect_count(page.locator("#jobs tbody tr >> visible=true"), 20)
+    assert page.evaluate(_BROKEN_WORDS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    tops = page.eval_on_selector_all("#throughput, #checkpoints, #requests, #slots", _TOPS)
+    assert tops == sorted(tops)
+    assert re.findall(r"\b0 µs", page.inner_text("main")) == []
+    page.click("#start")
+    assert page.evaluate(_BROKEN_WORDS) == []
+    assert errors == []
+    page.close()
+
+
+_TOPS = "found => found.map(one => one.getBoundingClientRect().top)"
+_BROKEN_WORDS = """() => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const broken = [], range = document.createRange();
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (!node.parentElement.checkVisibility()) continue;
+    for (const word of node.data.matchAll(/[\\p{L}\\p{N}.,]{2,20}(?=\\s|$)/gu)) {
+      if (word.index && !/\\s/.test(node.data[word.index - 1])) continue;
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+"""Words of letters and digits that stand on two lines."""
+
+
+def test_a_page_that_is_opened_shows_what_was_before(browser: Any, gateway: GatewayProcess) -> None:
+    """The gateway has counted while no page was open; nothing is drawn across a time without counts; the pointer shows
+    the values of a time."""
+    samples = f"{gateway.admin_url}/api/v1/overview?history=true"
+    page = browser.new_page()
+    wait_until(lambda: len(page.request.get(samples).json()["history"]) >= 2)
+
+    def with_gap(route: Any) -> None:
+        document = route.fetch().json()
+        [template, *_] = document["history"] or [document["counts"]]
+        at = document["counts"]["at"]
+        document["history"] = [
+            template | {"at": at - age, "requests": 0} for age in (*range(880, 600, -5), *range(300, 0, -5))
+        ]
+        route.fulfill(json=document)
+
+    page.route("**/api/v1/overview?history=true", with_gap)
+    page.goto(gateway.admin_url)
+    page.wait_for_selector("#throughput svg")
+    path = page.get_attribute("#throughput path.served:not(.area)", "d")
+    assert path.count("M") == 2, path
+    page.hover("#throughput .plot", position={"x": 30, "y": 30})
+    page.wait_for_selector("#throughput .tip >> text=served 0 B/s")
+    assert page.locator("line.cursor").count() == 4
+    box = page.locator("#throughput .plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    page.wait_for_selector("#throughput .tip >> text=/served \N{EN DASH}/")
+    page.mouse.move(0, 0)
+    page.wait_for_selector(".tip", state="detached")
+    page.close()
+
+
+def test_bars_show_limits_and_nothing_else(browser: Any, origin: StrictOrigin) -> None:
+    """Without a ceiling and a known link there is none for bandwidth. The host, callers and their limits are shown."""
+    credential = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY, "allow": ["s3://"]}
+    slots = [{"name": "free", "prefix": "s3://bucket/free/"}, {"name": "held", "prefix": "s3://bucket/held/"}]
+    slots[1] |= {"read_bandwidth": "1MiB/s"}
+    with gateway_of(origin, slots=slots, credentials=[credential | {"max_concurrent_requests": 4}]) as gateway:
+        page, errors = opened(browser, gateway)
+        for name, bars in (("free", 1), ("held", 2)):
+            slot = page.locator(".slot", has=page.locator(f"h3 >> text={name}"))
+            assert slot.locator(".bar").count() == bars
+        assert page.inner_text("#host") == page.request.get(f"{gateway.admin_url}/api/v1/overview").json()["host"] != ""
+        page.wait_for_selector("#callers tr >> text=4 at a time")
+        for link in page.locator("footer a").all():
+            assert page.request.get(f"{gateway.admin_url}/{link.get_attribute('href')}").ok
+        assert errors == []
+        page.close()
 
 
 def client_of(gateway: GatewayProcess) -> Any:
@@ -348,6 +485,10 @@ def act(page: Any, action: str, prefix: str, outcome: str) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(f"#dialog .outcome.good >> text={outcome}")
     page.keyboard.press("Escape")
+
+
+def etag_of(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
 
 
 def content(origin: StrictOrigin, key: str) -> bytes:

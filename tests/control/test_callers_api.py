@@ -19,6 +19,7 @@ from gateway.config.live import LiveSettings
 from gateway.control import callers
 from gateway.control.callers import CallersApi
 from gateway.control.openapi import describe
+from gateway.metric_reading import Reading
 from tests.control.test_control_app import assert_described
 from tests.support.settings import load
 
@@ -85,3 +86,24 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
     result = CliRunner().invoke(app, ["callers"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert all(text in result.output for text in ("4 at a time", "1.0 MiB/s", "2.5/s", "concurrency 1"))
+
+
+def test_the_dashboard_shows_callers_at_once_and_not_all_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whom a limit binds first, then those who call most; what they take is that since the look before."""
+    monkeypatch.setattr(callers, "SHOWN", 3)
+    metric_kinds.share(tmp_path, "worker0")
+    try:
+        for number in range(5):
+            metrics.CALLER_REQUESTS.add(10 + number, f"c{number}")
+        metrics.CALLER_WAITING.add(1, "credential", "job", "rate")
+        api = CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path)
+        first = api.since_last(Reading(tmp_path))
+        metrics.CALLER_REQUESTS.add(3, "c4")
+        second = api.since_last(Reading(tmp_path))
+    finally:
+        metric_kinds.unshare()
+    assert [one["name"] for one in first] == ["job", "c4", "c3"]
+    assert (first[0]["binds"], first[1]["per_second"]["requests"]) == (["rate"], 0)
+    assert second[1]["per_second"]["requests"] > 0

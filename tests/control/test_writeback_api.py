@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from tests.support.writeback import key, pending
 from tests.support.writeback_admin import AdminHarness
 
 CHECKPOINTS = "/api/v1/checkpoints"
-OBJECTS, RESOLVE, ABORT = (f"/api/v1/writeback/{name}" for name in ("objects", "resolve", "abort"))
+OBJECTS, VERSIONS, RESOLVE, ABORT = (
+    f"/api/v1/writeback/{name}" for name in ("objects", "versions", "resolve", "abort")
+)
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
@@ -87,6 +90,13 @@ def test_answers_are_as_they_are_described(tmp_path: Path) -> None:
         assert (summary.keys(), summary["conflicts"]) == (schema.keys(), 1)
         assert summary["slots"][0].keys() == schema["slots"]["items"]["properties"].keys()
         assert (await client.get("/api/v1/status")).json()["writeback"] == summary
+        versions = (await client.get(VERSIONS, params={"object": "s3://bucket/k"})).json()
+        schema = described(VERSIONS)["properties"]
+        assert (versions.keys(), versions["object"]) == (schema.keys(), page["objects"][0])
+        assert versions["at_origin"].keys() == schema["at_origin"]["properties"].keys()
+        assert versions["at_origin"]["bytes"] == len(b"theirs")
+        assert versions["at_origin"]["etag"] == f'"{hashlib.md5(b"theirs").hexdigest()}"'
+        assert versions["at_origin"]["modified_at"] is not None
         resolved = await client.post(RESOLVE, json={"object": "s3://bucket/k", "decision": "keep-ours"})
         assert resolved.json().keys() == described(RESOLVE, "post")["properties"].keys()
         aborted = await client.post(ABORT, json={"upload_ids": ["u", "x"]})
@@ -146,6 +156,9 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             (asked("GET", f"{OBJECTS}?prefix=x"), 400),
             (asked("GET", f"{CHECKPOINTS}?limit=0"), 400),
             (asked("GET", f"{CHECKPOINTS}?prefix=x"), 400),
+            (asked("GET", VERSIONS), 400),
+            (asked("GET", f"{VERSIONS}?object=s3://bucket"), 400),
+            (asked("GET", f"{VERSIONS}?object=s3://b/k"), 404),
             (asked("POST", RESOLVE, json={"object": "s3://bucket", "decision": "discard"}), 400),
             (asked("POST", RESOLVE, json={"object": "s3://b/k"}), 400),
             (asked("POST", RESOLVE, json={"object": "s3://b/k", "decision": "discard", "sequence": "1"}), 400),

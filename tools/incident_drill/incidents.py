@@ -410,7 +410,7 @@ INCIDENTS: tuple[Incident, ...] = (
             Clue(CLIENT, "not absorbed: disk", "why a write went to the bucket"),
             Clue(ALERTS, "ForebayDiskFull, warning", "who is on call gets the section of the runbook"),
             Clue(STATUS, "disk: full", "the cause"),
-            Clue(DOCTOR, "the disk of its cache is full  -> make room (df)", "the cause, and what to do"),
+            Clue(DOCTOR, "what is written goes to the bucket  -> make room (df)", "the cause, and what to do"),
             Clue(READY, 'cache_disk = "full"', "the cause"),
         ),
         stage=_full_stage,

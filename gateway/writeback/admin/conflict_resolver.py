@@ -64,10 +64,7 @@ class ConflictResolver:
             return None
         if write is None or not row.is_conflict:
             raise _not_to_be_decided(row)
-        found = await self._tools.requests.head(write)
-        if not isinstance(found, Headed):
-            reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
-            raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
+        found = await self.at_origin(row)
         expected, now = ExpectedVersion.exactly(found.etag), self._clock.now()
         if not await self._tools.journal.change(lambda tx: tx.overwrite(row.id, expected, now)):
             raise _not_to_be_decided(row)
@@ -77,6 +74,14 @@ class ConflictResolver:
             etag=found.etag,
         )
         return found.etag
+
+    async def at_origin(self, row: PendingRow) -> Headed:
+        """What the origin has under the key now. OriginUnreachable when it does not say."""
+        found = await self._tools.requests.head(row.write or _gone(row))
+        if isinstance(found, Headed):
+            return found
+        reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
+        raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
 
     async def _send_without_files(self, row: PendingRow) -> None:
         self._tools.manifests.waive(row.id)

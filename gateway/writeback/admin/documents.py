@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
+from gateway.writeback.flushing.state import Headed
 from gateway.writeback.journal.records import BucketCapabilities, State
 
 
@@ -38,6 +40,13 @@ def object_document(row: PendingRow) -> dict[str, Any]:
         "waits_for": turn.after_sequence,
         "reason": row.problem or turn.last_error,
     }
+
+
+def versions_document(row: PendingRow, found: Headed) -> dict[str, Any]:
+    """This node's version and the origin's, of which null is what it does not say; `at_origin` null: it has none."""
+    at, size, etag = found.moment.at - found.age_seconds, found.size_bytes, found.etag
+    theirs = {"bytes": size if size >= 0 else None, "modified_at": at if isfinite(at) else None}
+    return {"object": object_document(row), "at_origin": None if etag is None else theirs | {"etag": etag}}
 
 
 def _state_of(row: PendingRow) -> str:

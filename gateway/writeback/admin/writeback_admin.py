@@ -21,6 +21,7 @@ from gateway.writeback.admin.documents import (
     summary_document,
     to_token,
     upload_document,
+    versions_document,
 )
 from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
 from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
@@ -142,6 +143,13 @@ class WritebackAdmin:
     def _awaiting(self, scope: Prefix) -> Mapping[int, int]:
         return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
+    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+        """What is pending first under a key, and what the origin has there now. NothingPending, OriginUnreachable."""
+        row = await self._queries.first_of(key)
+        if row is None:
+            raise NothingPending(f"nothing is pending under {key}")
+        return versions_document(row, await self._resolver.at_origin(row))
+
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         """Decide about what is pending under a key (`Decision`); `sequence`, where it must be this very object.
 
@@ -212,6 +220,9 @@ class NoWriteback:
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
         return flush_document(prefix, through, FlushStats(), [], Attempts(), {})
+
+    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+        raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
