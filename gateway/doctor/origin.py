@@ -19,10 +19,10 @@ from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
 from gateway.errors import OriginBodyError, OriginError
-from gateway.metadata.observed_habits import OriginHabits, shared_etags
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
 from gateway.s3.list_result import ListedEntry, parse_listed_page
+from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.serve.own_credentials import find_own_key
 
 AREA, RIGHTS = "origin", "rights"

@@ -41,11 +41,9 @@ from gateway.metadata.observed_habits import (
     HABITS_REREAD_SECONDS,
     HABITS_SECONDS,
     KINDS_MAX,
-    OriginHabits,
     SizesSeen,
     habits_version,
     pack_habits,
-    shared_etags,
     unpack_habits,
 )
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
@@ -57,6 +55,7 @@ from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import ListedEntry
+from gateway.s3.origin_habits import OriginHabits, shared_etags
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 

@@ -113,7 +113,7 @@ class World:
                 stored = tx.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
                 self.waiting[name] = stored.id
         services = SimpleNamespace(
-            catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock())),
+            catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock()), listed=lambda *_: None),
             origin=self.origin,
             slots=slots,
             snapshots=Registry(frozen),
