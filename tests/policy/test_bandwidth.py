@@ -381,7 +381,7 @@ class Observed:
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from(["link", "slot", "found", "both"]), st.integers(1, 20))
 def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling: str, changes: int) -> None:
-    """However often weights change, and however late a process learns of it, or of which of them."""
+    """10.2 However often weights change, and however late a process learns of it, or of which of them."""
     rate, piece, seconds, dice = 4_000_000.0, 200_000, 3.0, random.Random(seed)
     kinds: dict[str, list[str | None]] = {"link": [None], "slot": ["a"], "found": [None], "both": [None, "a"]}
     of = kinds[ceiling]
