@@ -41,8 +41,15 @@ from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_t
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
-from gateway.s3.requests import Operation, names_foreign_source, parse_copy_source
+from gateway.s3.requests import (
+    Operation,
+    has_hoisted_headers,
+    names_foreign_source,
+    parse_copy_source,
+    with_hoisted_headers,
+)
 from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.journal.records import State
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -212,10 +219,16 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     request, operation = context.request, context.request.operation
     if request.key is None:
         return _of_bucket(context, buffer)
+    if operation is Operation.FORWARD and has_hoisted_headers(request):
+        request = context.request = with_hoisted_headers(request)
+        operation = request.operation
+        if operation is Operation.FORWARD and context.slot.is_buffered and request.method not in READ_METHODS:
+            goes_through(context, Reason.HEADER)
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
-        tells = context.slot.write != "through" and tells_durability(context)
+        is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says by now
+        tells = is_local or (context.slot.write != "through" and tells_durability(context))
         if pending is None and tells:
             is_durable = not buffer.look(lambda tx: tx.is_rest_pending(key))
             return with_durability(_past_the_buffer(context), is_durable=is_durable)

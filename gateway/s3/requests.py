@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -268,6 +268,16 @@ _HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")
 """Lower-cased beginnings of headers that SDKs can hoist into a presigned query. These name a second object, which
 authorisation looks for in the headers: forwarded from the query, they would reach the origin unchecked."""
 
+_STORING = frozenset(
+    {
+        Operation.PUT_OBJECT,
+        Operation.CREATE_MULTIPART_UPLOAD,
+        Operation.UPLOAD_PART,
+        Operation.COMPLETE_MULTIPART_UPLOAD,
+    }
+)
+"""Operations whose headers SDKs move into the query of a presigned request."""
+
 BUCKET_SETTINGS: Mapping[str, Operation] = {
     "location": Operation.GET_BUCKET_LOCATION,
     "versioning": Operation.GET_BUCKET_VERSIONING,
@@ -343,6 +353,27 @@ def classify(method: str, bucket: str | None, key: str | None, query: Query, hea
     if len(set(names)) != len(names) or not all(name in allowed for name in names):
         return Operation.FORWARD
     return operation
+
+
+def has_hoisted_headers(request: S3Request) -> bool:
+    """Whether the query has `x-amz-*` headers that SDKs move there when they presign."""
+    return any(_is_hoisted(name) for name, _ in request.query)
+
+
+def with_hoisted_headers(request: S3Request) -> S3Request:
+    """The write that such a request means, with these among its headers. As it is where it means another operation, or
+    says something twice."""
+    hoisted = {name.lower(): value or "" for name, value in request.query if _is_hoisted(name)}
+    query = [(name, value) for name, value in request.query if not _is_hoisted(name)]
+    if len(hoisted) + len(query) != len(request.query) or not hoisted.keys().isdisjoint(request.headers):
+        return request
+    headers = {**request.headers, **hoisted}
+    operation = classify(request.method, request.bucket, request.key, query, headers)
+    return replace(request, headers=headers, query=query, operation=operation) if operation in _STORING else request
+
+
+def _is_hoisted(name: str) -> bool:
+    return name.lower().startswith("x-amz-") and name.lower() not in _HARMLESS
 
 
 def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
@@ -431,8 +462,10 @@ __all__ = [
     "encode_key",
     "encode_path",
     "encode_query",
+    "has_hoisted_headers",
     "parse_copy_source",
     "parse_request",
+    "with_hoisted_headers",
 ]
 
 _NAME_KEPT_BYTES_MAX = 64
