@@ -367,6 +367,7 @@ def with_hoisted_headers(request: S3Request) -> S3Request:
     query = [(name, value) for name, value in request.query if not _is_hoisted(name)]
     if len(hoisted) + len(query) != len(request.query) or not hoisted.keys().isdisjoint(request.headers):
         return request
+    hoisted.pop("x-amz-sdk-checksum-algorithm", None)  # what an SDK meant to compute, and nobody has
     headers = {**request.headers, **hoisted}
     operation = classify(request.method, request.bucket, request.key, query, headers)
     return replace(request, headers=headers, query=query, operation=operation) if operation in _STORING else request

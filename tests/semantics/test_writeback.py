@@ -20,8 +20,8 @@ from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
 from gateway.writeback.journal.view import JournalView
-from tests.support.asgi import Answer as Got
 from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
+from tests.support.asgi import Answer as Got
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
@@ -803,7 +803,7 @@ def test_4_7_headers_in_the_query_of_a_presigned_write_count_as_headers(tmp_path
         created = await put_presigned(client, "POST", "back/c?uploads&x-amz-meta-step=8")
         upload_id = text_of(created.body, "UploadId") or ""
         crc = base64.b64encode(zlib.crc32(b"part").to_bytes(4, "big")).decode().replace("=", "%3D")
-        part = f"back/c?partNumber=1&uploadId={upload_id}&x-amz-checksum-crc32={crc}"
+        part = f"back/c?partNumber=1&uploadId={upload_id}&x-amz-checksum-crc32={crc}&x-amz-sdk-checksum-algorithm=CRC32"
         sent = await put_presigned(client, "PUT", part, b"part")
         assert sent.headers["x-forebay-cache"] == "absorbed"
         await client.complete("back/c", upload_id, {1: sent.headers["etag"]})

@@ -819,7 +819,8 @@ def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
 def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:
     tx.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
     capabilities = tx.capabilities(write.key.bucket)
-    if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and capabilities is not None:
+    is_surprise = settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and not write.is_etag_local
+    if is_surprise and capabilities is not None:
         # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
         multipart_etags = capabilities.multipart_etags and not write.multipart
         told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)

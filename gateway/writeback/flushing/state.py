@@ -634,6 +634,8 @@ class Progress:
         self._in_doubt = True
         if event.etag is None:
             return self._ask(_Step.VERIFY, Head())
+        if write.is_etag_local:  # nothing to compare it with: Content-MD5 has told the origin what it was to get
+            return self._end(Settle(event.etag))
         return self._has_made(event.etag)
 
     def _has_made(self, etag: str) -> Sequence[Instruction]:
@@ -648,14 +650,23 @@ class Progress:
         if write.is_completed_at_origin:
             if self._is_ours(found.etag):
                 return self._end(Completed(found.etag or ""))
-            if self._is_lost:
-                return self._end(Answer("ServiceUnavailable", is_over=False))
-            return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+            if write.is_etag_local and found.etag is not None and found.size_bytes == write.size_bytes:
+                self._found = found.etag
+                return self._ask(_Step.COMPARE, Compare(found.etag))
+            return self._not_completed()
         if found.etag is None:
             return self._end(MarkConflict(LOST))
         return self._has_made(found.etag)
 
+    def _not_completed(self) -> Sequence[Instruction]:
+        """What a client waits for is not there, as far as anybody knows."""
+        if self._is_lost:
+            return self._end(Answer("ServiceUnavailable", is_over=False))
+        return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+
     def _compared(self, event: Compared) -> Sequence[Instruction]:
+        if self.write.is_completed_at_origin:
+            return self._end(Completed(self._found or "")) if event.is_same else self._not_completed()
         if event.is_same:
             is_left = self._made is None and self.write.origin_upload_id is not None
             return self._end(Settle(self._found, upload_may_be_open=is_left))

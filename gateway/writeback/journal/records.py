@@ -219,6 +219,8 @@ class Write:
     """All that came before it in its slot and bucket is to be at the origin first."""
     member: Member | None = None
     """The checkpoint that it belongs to, by the rules of its slot when it was acknowledged."""
+    is_etag_local: bool = False
+    """The bucket's ETag could not be foretold: `etag` is this node's own."""
 
     id: int = 0
     sequence: int = 0
@@ -332,18 +334,21 @@ class LastOwnWrite:
     """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
 
     `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how,
-    and `etag` is what was put there before that, if that is known.
+    and `etag` is what was put there before that, if that is known. `answered` is the ETag by which it was acknowledged
+    here, if that was another than `etag`.
     """
 
     at: float
     etag: str | None = None
     known: bool = True
     moment: Moment | None = field(default=None, compare=False)
+    answered: str | None = field(default=None, compare=False)
 
     @classmethod
-    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True) -> Self:
+    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True, answered: str | None = None) -> Self:
         """At this time."""
-        return cls(now.at, etag, known, now)
+        is_other = etag is not None and answered is not None and unquote(etag) != unquote(answered)
+        return cls(now.at, etag, known, now, answered if is_other else None)
 
     @property
     def kept_seconds(self) -> float:

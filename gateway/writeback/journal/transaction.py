@@ -271,6 +271,7 @@ class JournalTransaction(JournalView):
             behind=made.behind,
             in_order=made.in_order,
             member=made.member,
+            is_etag_local=made.is_etag_local,
             runs=runs_of(made.parts),
             parts=made.parts,
         )
@@ -306,6 +307,7 @@ class JournalTransaction(JournalView):
             behind=made.behind,
             in_order=made.in_order,
             member=made.member,
+            is_etag_local=made.is_etag_local,
             sequence=upload.sequence or self._next_sequence(),
             touched=made.touched,
         )
@@ -695,7 +697,7 @@ class JournalTransaction(JournalView):
         if upload_may_be_open:
             self._drop_origin_upload(done, now.at)
         self._expect(done, ExpectedVersion.exactly(etag))
-        self.record_own_write(done.key, LastOwnWrite.now(now, etag))
+        self.record_own_write(done.key, LastOwnWrite.now(now, etag, answered=done.etag))
         self._checkpoints.settled(done, now.at)
         self._end(done, now.at, as_outcome(done))
 
