@@ -95,7 +95,10 @@ def _why_of_the_origin(
         return Reason.HEADER
     if is_scratch:
         return None
-    return None if not made.is_etag_local or context.slot.etag == "local" else Reason.BUCKET_ETAGS
+    if made.is_etag_local and context.slot.etag != "local":
+        return Reason.BUCKET_ETAGS
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    return Reason.KEY if capabilities is not None and capabilities.refuses(upload.key.key) else None
 
 
 async def _left_to_the_origin(

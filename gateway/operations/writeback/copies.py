@@ -95,7 +95,10 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, _is_foreseen)
     if not is_scratch:
         may_be_local = takes_local_etag(context)
-        reason = reason or why_of_bucket(capabilities, of_parts=of_parts, headers=headers, may_be_local=may_be_local)
+        key = context.object_key.key
+        reason = reason or why_of_bucket(
+            capabilities, of_parts=of_parts, headers=headers, may_be_local=may_be_local, key=key
+        )
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
     if is_scratch:

@@ -66,7 +66,8 @@ async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     if reason is not None:
         return await _through(context, buffer, reason)
-    reason = why_of_bucket(capabilities, headers=context.request.headers, may_be_local=takes_local_etag(context))
+    headers, key = context.request.headers, context.object_key.key
+    reason = why_of_bucket(capabilities, headers=headers, may_be_local=takes_local_etag(context), key=key)
     if reason is not None:
         learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
         return await (_through_and_learn if learns else _through)(context, buffer, reason)

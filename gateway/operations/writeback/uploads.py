@@ -109,7 +109,8 @@ async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Res
         return await _begun_here(context, buffer)
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     of_key = why_of_key(context.object_key.key)
-    reason = of_key or why_of_bucket(capabilities, of_parts=True, may_be_local=takes_local_etag(context))
+    may_be_local, key = takes_local_etag(context), context.object_key.key
+    reason = of_key or why_of_bucket(capabilities, of_parts=True, may_be_local=may_be_local, key=key)
     if reason is not None and (of_key or capabilities is not None):
         goes_through(context, reason)
         return await _created_through(context, buffer)

@@ -29,7 +29,7 @@ class Reason(StrEnum):
     """The origin must judge what it has under the key."""
 
     KEY = "key"
-    """S3 refuses it, and another origin may."""
+    """S3 refuses it, and another origin may; or the bucket has refused one like it after it was acknowledged."""
 
     HEADER = "header"
     """The origin must judge something that the request says."""
@@ -160,12 +160,15 @@ def why_of_bucket(
     of_parts: bool = False,
     headers: Mapping[str, str] | None = None,
     may_be_local: bool = False,
+    key: str = "",
 ) -> Reason | None:
     """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
     None: they are. `headers` are a write's whose answer has not told whether the bucket has its storage class.
     `may_be_local`: this node's ETag will do where the bucket's cannot be foretold (`takes_local_etag`)."""
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
+    if capabilities.refuses(key):
+        return Reason.KEY
     if not capabilities.foretells(of_parts=of_parts) and not may_be_local:
         return Reason.BUCKET_ETAGS
     if not capabilities.may_look:

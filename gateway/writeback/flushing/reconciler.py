@@ -111,6 +111,11 @@ AHEAD_AGAIN_SECONDS = 1.0
 """The same where something is due later than it can be: other processes write down what they have read before the clock
 was set, and between two looks it may be set and set back."""
 
+REFUSED_AGAIN_SECONDS = 600.0
+"""What the origin has refused for good is tried so seldom, unless somebody asks for it. A bucket may be made again."""
+
+NO_BUCKET_AGAIN_SECONDS = 60.0
+
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
@@ -745,8 +750,11 @@ class _Run:
         pause_seconds, now = longest * self._dice.uniform(0.5, 1.0), self._clock.now()
         since = self._turn.failing_since if self._turn.failing_since is not None else now
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
+        if wait.refused_with is not None:
+            longest = NO_BUCKET_AGAIN_SECONDS if wait.refused_with == "NoSuchBucket" else REFUSED_AGAIN_SECONDS
+            pause_seconds, priority = longest * self._dice.uniform(0.5, 1.0), Priority.REFUSED
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
-        await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
+        await self._journal.change(lambda tx: _failed(tx, write, wait, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
         self._tools.observer.failing(write, failures, wait.reason, wait.kind)
 
@@ -800,6 +808,12 @@ def _is_asked_for(tx: JournalView, write: Write) -> bool:
     """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
     now = tx.write(write.id, with_parts=False)
     return now is not None and now.completed_of == write.completed_of
+
+
+def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: Turn) -> None:
+    tx.wait(write.id, seen, turn)
+    if wait.refused_with is not None and not write.deleted:
+        tx.refused_for_good(write.key, wait.refused_with)
 
 
 def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:

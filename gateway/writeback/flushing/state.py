@@ -86,13 +86,14 @@ class PartSent:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered."""
+    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered: with `refusal`."""
 
     origin_upload_id: str
     number: int
     reason: str
     code: str | None = None
     kind: FailureKind = "other"
+    refusal: Refused | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,13 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The origin answered that it has not done what it was asked; `code` is S3's."""
+    """The origin answered that it has not done what it was asked; `code` is S3's, `words` are its own. `is_final`: it
+    will not do so the next time either."""
 
     code: str
     kind: FailureKind = field(default="other", compare=False)
+    words: str = field(default="", compare=False)
+    is_final: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +312,13 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It failed: it is tried again after a while. `is_away`: the origin does not do its work."""
+    """It failed: it is tried again after a while. `is_away`: the origin does not do its work. `refused_with`: it has
+    refused for good what was acknowledged, with this code."""
 
     reason: str
     is_away: bool
     kind: FailureKind = field(default="other", compare=False)
+    refused_with: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +397,9 @@ class Progress:
     _refused_with: str | None = None
     """What the origin has said of a condition."""
 
+    _refusal: Refused | None = None
+    """What the origin has said the last time that it has refused something."""
+
     _has_resent: bool = False
     _has_left_out: bool = False
     _are_files_there: bool = False
@@ -441,6 +450,7 @@ class Progress:
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case Refused() if self._step is not _Step.END:
+                self._refusal = event
                 return self._refused(event.code, event.kind)
             case Lost() if self._step is not _Step.END:
                 return self._lost(event.reason, event.kind)
@@ -552,6 +562,7 @@ class Progress:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []  # another has failed before
         del self._under_way[event.number]
+        self._refusal = event.refusal
         return self._failed(event.reason, event.code, event.kind)
 
     # Open uploads
@@ -755,7 +766,11 @@ class Progress:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
+        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
+        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+            return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
+        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

@@ -227,6 +227,7 @@ def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
         "multipart_etags": capabilities.multipart_etags,
         "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
         "storage_classes": sorted(capabilities.storage_classes),
+        "refused_forms": sorted(capabilities.refused_forms),
     }
     return pack(("profiles", bucket), record)
 
@@ -242,6 +243,7 @@ def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
         conditions,
         record.get("multipart_etags", True),
         frozenset(record.get("storage_classes", ())),
+        frozenset(record.get("refused_forms", ())),
     )
 
 

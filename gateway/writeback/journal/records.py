@@ -12,6 +12,7 @@ from gateway.model import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.key_forms import forms_of
 
 LAST_OWN_WRITE_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
@@ -65,6 +66,9 @@ class Priority(IntEnum):
     """An open upload: its parts go ahead."""
 
     ABORT = 5
+
+    REFUSED = 6
+    """The origin has refused it for good, as it says: it is tried seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +318,7 @@ class BucketCapabilities:
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
     objects, and is told where there is none: else no flush could tell what it overwrites. `multipart_etags`: those of
     objects of parts can be foretold, too, so far as anybody knows. `storage_classes` are those besides STANDARD that it
-    has taken.
+    has taken, `refused_forms` what keys are like that it has refused for good (key_forms.py).
     """
 
     md5_etags: bool
@@ -323,10 +327,15 @@ class BucketCapabilities:
     conditions: Conditions = Conditions()
     multipart_etags: bool = True
     storage_classes: frozenset[str] = frozenset()
+    refused_forms: frozenset[str] = frozenset()
 
     def foretells(self, *, of_parts: bool) -> bool:
         """Whether the ETag of an object, or of one of parts, is known before the bucket has seen it."""
         return self.md5_etags and (self.multipart_etags or not of_parts)
+
+    def refuses(self, key: str) -> bool:
+        """Whether the bucket has refused for good what was acknowledged under a key like this one."""
+        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
 
 
 @dataclass(frozen=True, slots=True)
