@@ -388,7 +388,8 @@ class Reconciler:
         order = self._tools.slot(slot)
         names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
-        progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch)
+        is_room_wanted = write.state is State.OPEN and turn.priority is Priority.URGENT
+        progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch, is_room_wanted)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_hurried)  # this task's own
         return await run.run()
@@ -728,7 +729,7 @@ class _Run:
         asked_seconds, _ = Moment.of(self._clock).since(write.touched_then)
         if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
             await self._journal.change(lambda tx: tx.leave_order(self._id, now))
-        turn = Turn(now + seconds, priority=self._turn.priority)
+        turn = Turn(now + seconds, priority=Priority.UPLOAD if write.state is State.OPEN else self._turn.priority)
         is_idle = self._progress.is_scratch and write.state is State.OPEN
         await self._journal.change(lambda tx: (tx.wait if is_idle else tx.rest)(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + seconds)

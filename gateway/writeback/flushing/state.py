@@ -25,7 +25,16 @@ from typing import Literal, TypeAlias
 from gateway.clock import Moment
 from gateway.metrics import FailureKind
 from gateway.s3.headers import is_of_parts, unquote
-from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured, Part, State, Write
+from gateway.writeback.journal.records import (
+    DATED_EARLIER_SECONDS_MAX,
+    IDLE_SECONDS_MIN,
+    UPLOAD_LOOK_SECONDS,
+    Conditions,
+    Honoured,
+    Part,
+    State,
+    Write,
+)
 
 PARTS_AT_ONCE = 4
 
@@ -35,11 +44,11 @@ CLOCKS_APART_SECONDS = 120.0
 TOLD_APART_SECONDS = 5.0
 """The same where it does: dates are in whole seconds."""
 
-UPLOAD_LOOK_SECONDS = 600.0
-"""An open upload that its client has left alone for so long may have been ended at the bucket."""
-
 ANSWER_GIVEN_UP_SECONDS = 3600.0
 """An origin may work at a large object for minutes, whoever still listens; not so long."""
+
+ANSWER_LOOK_SECONDS_MAX = 600.0
+"""Between two looks for what it has made meanwhile."""
 
 UNUSED_SECONDS = 12 * 3600.0
 """An upload to which nobody has sent a part for so long is nobody's."""
@@ -374,7 +383,8 @@ class Progress:
     """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
 
     `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
-    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead.
+    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead;
+    `is_room_wanted`: nor do they keep room for long that the bucket has ended.
     What comes behind an `End` are events of parts only.
     """
 
@@ -384,6 +394,7 @@ class Progress:
     expiry_seconds: float = 86_400.0
     names_files: bool = False
     is_scratch: bool = False
+    is_room_wanted: bool = False
     _step: _Step = _Step.CHECK
     _parts: list[Part] = field(default_factory=list)
     """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
@@ -572,17 +583,20 @@ class Progress:
         idle_seconds = self._idle_seconds()
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
-        if idle_seconds >= UPLOAD_LOOK_SECONDS and self.write.origin_upload_id is not None:
+        if self._is_left_alone() and self.write.origin_upload_id is not None:
             return self._ask(_Step.FIND, Find())
         return self._rest(idle_seconds)
+
+    def _is_left_alone(self) -> bool:
+        """Whether the bucket may have ended an open upload, and its client not go on with it."""
+        return self._idle_seconds() >= (IDLE_SECONDS_MIN if self.is_room_wanted else UPLOAD_LOOK_SECONDS)
 
     def _idle_seconds(self) -> float:
         return self.now.passed_since(self.write.touched_then)
 
     def _rest(self, idle_seconds: float) -> Sequence[Instruction]:
-        look_seconds = (
-            UPLOAD_LOOK_SECONDS - idle_seconds if 0 <= idle_seconds < UPLOAD_LOOK_SECONDS else UPLOAD_LOOK_SECONDS
-        )
+        looked_at = self.is_room_wanted or not 0 <= idle_seconds < UPLOAD_LOOK_SECONDS
+        look_seconds = UPLOAD_LOOK_SECONDS - (0.0 if looked_at else idle_seconds)
         return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
 
     def _upload_found(self, found: Found) -> Sequence[Instruction]:
@@ -598,7 +612,7 @@ class Progress:
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
             return self._end(Answer(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
-        return self._end(Rest(min(UPLOAD_LOOK_SECONDS, max(5.0, asked_seconds))))
+        return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
         """Whether its client has been told that nobody knows."""
@@ -759,7 +773,7 @@ class Progress:
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
-            if write.state is State.OPEN and self._idle_seconds() >= UPLOAD_LOOK_SECONDS:
+            if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:

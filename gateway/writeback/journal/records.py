@@ -18,6 +18,12 @@ LAST_OWN_WRITE_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
 absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
 
+UPLOAD_LOOK_SECONDS = 180.0
+"""An open upload that its client has left alone for so long may have been ended at the bucket."""
+
+IDLE_SECONDS_MIN = 10.0
+"""An open upload of which nothing has come for so long is looked at where others find no room."""
+
 DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
 """S3 dates an object of parts by when its upload was begun ("the date of initiation", System-defined object metadata):
 it may have been completed so much later."""

@@ -26,7 +26,9 @@ from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.checkpoints import CheckpointRows
 from gateway.writeback.journal.records import (
+    IDLE_SECONDS_MIN,
     LAST_OWN_WRITE_KEPT_SECONDS,
+    UPLOAD_LOOK_SECONDS,
     BucketCapabilities,
     Conditions,
     CreateAttempt,
@@ -77,6 +79,8 @@ CARRIED_OUT_SECONDS = 60.0
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 """Nothing is due later than so, open uploads and what was refused for good the second: what says it is was written by a
 clock that has gone back since."""
+
+_LOOKED_AT_MAX = 64
 
 _RAISED_MAX = 10_000
 """Objects of a checkpoint: writers wait meanwhile."""
@@ -191,6 +195,19 @@ class JournalTransaction(JournalView):
         )
         self._insert(write, Turn(now, priority=Priority.ABORT))
         self.has_due = True
+
+    def look_at_uploads(self, slot: str, now: float) -> None:
+        """A write finds no room: what clients have left alone, and nobody has looked at since, is looked for at the
+        origin, which may have ended it. So many at most, those looked at longest ago."""
+        resting = (
+            f"SELECT id FROM writes WHERE slot = ? AND {OPEN} AND state = 0 AND priority = ? AND attempts = 0 "
+            "AND due_at > ? AND due_at <= ? ORDER BY due_at LIMIT ?"
+        )
+        values = (slot, Priority.UPLOAD, now, now + UPLOAD_LOOK_SECONDS - IDLE_SECONDS_MIN, _LOOKED_AT_MAX)
+        looked_at = self._rows.execute(
+            f"UPDATE writes SET due_at = ?, priority = ? WHERE id IN ({resting})", (now, Priority.URGENT, *values)
+        ).rowcount
+        self.has_due = self.has_due or looked_at > 0
 
     # Parts
 
