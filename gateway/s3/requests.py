@@ -268,13 +268,11 @@ _HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")
 """Lower-cased beginnings of headers that SDKs can hoist into a presigned query. These name a second object, which
 authorisation looks for in the headers: forwarded from the query, they would reach the origin unchecked."""
 
-_STORING = frozenset(
-    {
-        Operation.PUT_OBJECT,
-        Operation.CREATE_MULTIPART_UPLOAD,
-        Operation.UPLOAD_PART,
-        Operation.COMPLETE_MULTIPART_UPLOAD,
-    }
+_STORING = (
+    Operation.PUT_OBJECT,
+    Operation.CREATE_MULTIPART_UPLOAD,
+    Operation.UPLOAD_PART,
+    Operation.COMPLETE_MULTIPART_UPLOAD,
 )
 """Operations whose headers SDKs move into the query of a presigned request."""
 

@@ -14,14 +14,17 @@ FORMS_MAX = 64
 
 EVERY_KEY = "*"
 
-_ELEMENT_BYTES_MAX, _KEY_BYTES_MAX = 255, 900
-"""What file systems take."""
-
-_SPECIAL = {
+_UNUSUAL = {
+    "an empty part": re.compile(r"^/|//"),
+    "a slash at the end": re.compile(r"/$"),
+    "a part of dots": re.compile(r"(^|/)\.{1,2}(/|$)"),
+    "a long part": re.compile(r"[^/]{256}"),
+    "a long key": re.compile(r"(?s).{901}"),
     "control characters": re.compile(r"[\x00-\x1f\x7f]"),
     "not ASCII": re.compile(r"[^\x00-\x7f]"),
     "special characters": re.compile(r"""[\\:*?"'<>|`^{}\[\]#%~&$@=;+, ]"""),
 }
+"""Of bytes, one a character. File systems take 255 of a part."""
 
 
 def forms_of(key: str) -> frozenset[str]:
@@ -32,22 +35,12 @@ def forms_of(key: str) -> frozenset[str]:
 def refused_forms(key: str, code: str) -> frozenset[str]:
     """What a bucket that has refused a key for good may refuse again: what is unusual about it, or else, where it
     looks like any other, what lies beside it."""
-    if code == "NoSuchBucket":
-        return frozenset({EVERY_KEY})
-    return _unusual(key) or _directories(key)
+    return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories(key)
 
 
 def _unusual(key: str) -> frozenset[str]:
-    elements = key.split("/")
-    found = {
-        "an empty part": "" in elements[:-1],
-        "a slash at the end": key.endswith("/"),
-        "a part of dots": any(one in (".", "..") for one in elements),
-        "a long part": any(len(one.encode()) > _ELEMENT_BYTES_MAX for one in elements),
-        "a long key": len(key.encode()) > _KEY_BYTES_MAX,
-        **{name: pattern.search(key) is not None for name, pattern in _SPECIAL.items()},
-    }
-    return frozenset(name for name, is_so in found.items() if is_so)
+    text = key.encode("utf-8", "surrogatepass").decode("latin-1")
+    return frozenset(name for name, pattern in _UNUSUAL.items() if pattern.search(text))
 
 
 def _directories(key: str) -> frozenset[str]:
