@@ -21,7 +21,19 @@ _OF_CODES: dict[str, FailureKind] = {
 _FINAL_STATUSES = frozenset({400, 405, 409, 413, 414, 501})
 
 _MAY_PASS = frozenset(
-    ["AuthorizationHeaderMalformed", "BadDigest", "ConditionalRequestConflict", "ExpiredToken", "IllegalLocationConstraintException", "IncompleteBody", "InvalidToken", "OperationAborted", "RequestTimeout", "TokenRefreshRequired", "XAmzContentSHA256Mismatch"]
+    [
+        "AuthorizationHeaderMalformed",
+        "BadDigest",
+        "ConditionalRequestConflict",
+        "ExpiredToken",
+        "IllegalLocationConstraintException",
+        "IncompleteBody",
+        "InvalidToken",
+        "OperationAborted",
+        "RequestTimeout",
+        "TokenRefreshRequired",
+        "XAmzContentSHA256Mismatch",
+    ]
 )
 """Codes that S3 has with such a status, and that are not about the write: the next attempt may be taken."""
 
