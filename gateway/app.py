@@ -527,6 +527,7 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.order,
             tuple(slot.markers),
             slot.manifests,
+            slot.etag,
             slot.upload_expiry_seconds,
             slot.authorization,
             slot.authorization_ttl_seconds,

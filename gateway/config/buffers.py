@@ -21,6 +21,7 @@ _OF_WRITE_BACK = (
     "order",
     "markers",
     "manifests",
+    "etag",
     "flush",
     "keep_last",
 )

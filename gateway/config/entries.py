@@ -487,6 +487,13 @@ class SlotSettings(Section):
         "latest_checkpointed_iteration.txt do. `in-order`: they wait only for what this node acknowledged before them.",
         allowed="checked or in-order; needs write = back",
     )
+    etag: Literal["bucket", "local"] = setting(
+        "bucket",
+        "Which ETag an acknowledged write has until the origin has it, where the bucket's own cannot be foretold "
+        "(SSE-KMS). `bucket`: none, so such writes go through. `local`: the MD5 that this node computes; from the "
+        "flush on, reads show the bucket's.",
+        allowed="bucket or local; needs write = back",
+    )
     upload_expiry_seconds: DurationSeconds = setting(
         "1d",
         "Forebay ends a multipart upload of which no part has come for this long, here and at the origin.",

@@ -121,7 +121,10 @@ class _StagedReader:
                 return
             except FileGone as gone:
                 rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
-        reader = await self.context.services.blocks.open_range(self.version, rest, slot=self.context.slot.name)
+        own, version = self.buffer.look(lambda tx: tx.last_own_write(self.version.key)), self.version
+        if own is not None and own.etag is not None and own.answered == version.etag:
+            version = ObjectVersion(version.key, own.etag, version.size_bytes)
+        reader = await self.context.services.blocks.open_range(version, rest, slot=self.context.slot.name)
         async with aclosing(reader), aclosing(reader.body()) as body:
             async for left in body:
                 yield left

@@ -33,6 +33,7 @@ from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, c
 from gateway.operations.writeback.deleting import delete_pending
 from gateway.operations.writeback.durability import tells_durability, with_durability
 from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.local_etags import as_named, name_by_bucket_etags
 from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.put_object import buffer_put
@@ -44,12 +45,15 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
     Operation,
+    has_hoisted_headers,
     is_form,
     is_preflight,
     names_foreign_source,
     parse_copy_source,
+    with_hoisted_headers,
 )
 from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.journal.records import State
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -222,15 +226,18 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     request, operation = context.request, context.request.operation
     if request.key is None:
         return _of_bucket(context, buffer)
+    if operation is Operation.FORWARD and has_hoisted_headers(request):
+        request = context.request = with_hoisted_headers(request)
+        operation = request.operation
+        if operation is Operation.FORWARD and context.slot.is_buffered and request.method not in READ_METHODS:
+            goes_through(context, Reason.HEADER)
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
-        tells = context.slot.write != "through" and tells_durability(context)
-        if pending is None and tells:
-            is_durable = not buffer.look(lambda tx: tx.is_rest_pending(key))
-            return with_durability(_past_the_buffer(context), is_durable=is_durable)
+        is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says by now
+        tells = is_local or (context.slot.write != "through" and tells_durability(context))
         if pending is None:
-            return None
+            return _read_past_the_buffer(context, buffer, tells=tells)
         if is_answered_here(request) and (context.signed_by is None or context.may_read):
             read = _READS[operation](PendingVersions(context, buffer, pending))
             return with_durability(read, is_durable=False) if tells else read
@@ -264,7 +271,22 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     pending_keys = _pending_keys(context, buffer)
     if pending_keys or _is_write_past_the_buffer(context):
         return _when_flushed(context, buffer, pending_keys)
+    name_by_bucket_etags(context, buffer)
     return None
+
+
+def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, tells: bool) -> Answer | None:
+    """The answer to a GET or HEAD of what is not pending; None: the buffer has nothing to say about it."""
+    named = name_by_bucket_etags(context, buffer) if context.slot.is_buffered else None
+    if named is None and not tells:
+        return None
+    answer = _past_the_buffer(context)
+    if named is not None:
+        answer = as_named(answer, named)
+    if tells:
+        key = context.object_key
+        answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.is_rest_pending(key)))
+    return answer
 
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:

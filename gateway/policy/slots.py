@@ -130,6 +130,7 @@ class Slot:
     something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
     reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
     every write does so after all before it; with `manifests` `checked`, after all that they name, whoever writes it.
+    Where a bucket's ETags cannot be foretold, writes go through, or, with the `etag` `local`, have one of this node's.
     An upload of which no part has come for `upload_expiry_seconds` is ended.
 
     `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the layouts that are
@@ -161,6 +162,7 @@ class Slot:
     order: Literal["markers", "strict"] = "markers"
     markers: tuple[str, ...] = MARKERS
     manifests: Literal["checked", "in-order"] = "checked"
+    etag: Literal["bucket", "local"] = "bucket"
     upload_expiry_seconds: float = 86_400.0
     authorization: Literal["gateway", "origin"] = "gateway"
     authorization_ttl_seconds: float = 60.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -269,6 +269,14 @@ _HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")
 """Lower-cased beginnings of headers that SDKs can hoist into a presigned query. These name a second object, which
 authorisation looks for in the headers: forwarded from the query, they would reach the origin unchecked."""
 
+_STORING = (
+    Operation.PUT_OBJECT,
+    Operation.CREATE_MULTIPART_UPLOAD,
+    Operation.UPLOAD_PART,
+    Operation.COMPLETE_MULTIPART_UPLOAD,
+)
+"""Operations whose headers SDKs move into the query of a presigned request."""
+
 BUCKET_SETTINGS: Mapping[str, Operation] = {
     "location": Operation.GET_BUCKET_LOCATION,
     "versioning": Operation.GET_BUCKET_VERSIONING,
@@ -386,6 +394,28 @@ def is_preflight(request: S3Request) -> bool:
     return request.method == "OPTIONS" and is_asked and "authorization" not in headers
 
 
+def has_hoisted_headers(request: S3Request) -> bool:
+    """Whether the query has `x-amz-*` headers that SDKs move there when they presign."""
+    return any(_is_hoisted(name) for name, _ in request.query)
+
+
+def with_hoisted_headers(request: S3Request) -> S3Request:
+    """The write that such a request means, with these among its headers. As it is where it means another operation, or
+    says something twice."""
+    hoisted = {name.lower(): value or "" for name, value in request.query if _is_hoisted(name)}
+    query = [(name, value) for name, value in request.query if not _is_hoisted(name)]
+    if len(hoisted) + len(query) != len(request.query) or not hoisted.keys().isdisjoint(request.headers):
+        return request
+    hoisted.pop("x-amz-sdk-checksum-algorithm", None)  # what an SDK meant to compute, and nobody has
+    headers = {**request.headers, **hoisted}
+    operation = classify(request.method, request.bucket, request.key, query, headers)
+    return replace(request, headers=headers, query=query, operation=operation) if operation in _STORING else request
+
+
+def _is_hoisted(name: str) -> bool:
+    return name.lower().startswith("x-amz-") and name.lower() not in _HARMLESS
+
+
 def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
     """The query without the parameters of a presigned signature: what goes on to the origin, signed anew."""
     return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
@@ -474,8 +504,10 @@ __all__ = [
     "encode_key",
     "encode_path",
     "encode_query",
+    "has_hoisted_headers",
     "parse_copy_source",
     "parse_request",
+    "with_hoisted_headers",
 ]
 
 _NAME_KEPT_BYTES_MAX = 64

@@ -73,6 +73,23 @@ def stored(client: Client) -> set[str]:
     return {name.removeprefix("back/") for name in client.origin.buckets["bucket"].objects if name.startswith("back/")}
 
 
+def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: Path) -> None:
+    """11.4 6.8 Written to `scratch`, an object is not durable in a slot that is `through`, or none, since."""
+
+    async def scenario(client: Client) -> None:
+        await client.ask("PUT", "back/a", b"one")
+        for slots in ([replace(SCRATCH[0], write="through")], [], [replace(SCRATCH[0], write="back")]):
+            client.gateway.app.services.slots.follow(slots)
+            for method in ("HEAD", "GET"):
+                got = await client.ask(method, "back/a")
+                assert got.headers["x-forebay-durable"] == "false", (slots, method)
+        client.gateway.app.services.slots.follow([])
+        client.origin.put("bucket", "back/b", b"of the bucket")
+        assert "x-forebay-durable" not in (await client.ask("HEAD", "back/b")).headers
+
+    with_client(tmp_path, scenario, SCRATCH)
+
+
 def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
     """11.4 The origin hears nothing of it, is it there or not; it is read, listed, copied, overwritten, and deleted."""
 

@@ -11,13 +11,17 @@ from hashlib import md5
 from pathlib import Path
 
 import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from gateway.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
+from gateway.s3.xml import text_of
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
 from gateway.writeback.journal.view import JournalView
+from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
 from tests.support.asgi import Answer as Got
-from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
@@ -803,5 +807,46 @@ def test_9_5_uploads_are_listed_by_our_ids(tmp_path: Path) -> None:
         assert f"<UploadId>{upload_id}</UploadId>" in listed
         [at_origin] = client.origin.buckets["bucket"].uploads
         assert at_origin not in listed
+
+    with_client(tmp_path, scenario)
+
+
+def presigned(method: str, target: str) -> str:
+    """The target, signed in its query: what SDKs have moved there from the headers counts, too."""
+    request = AWSRequest(method, f"http://{HOST}/bucket/{target}")
+    S3SigV4QueryAuth(Credentials(ACCESS_KEY_ID, SECRET_ACCESS_KEY), "s3", "us-east-1", 60).add_auth(request)
+    return str(request.url).removeprefix(f"http://{HOST}/bucket/")
+
+
+async def put_presigned(client: Client, method: str, target: str, body: bytes = b"", status: int = 200) -> Got:
+    answer = await call(client.gateway.app, method, f"/bucket/{presigned(method, target)}", {}, body, sign=False)
+    assert answer.status == status, answer.body
+    return answer
+
+
+def test_4_7_headers_in_the_query_of_a_presigned_write_count_as_headers(tmp_path: Path) -> None:
+    """4.7 4.5 PutObject, CreateMultipartUpload, UploadPart: absorbed with them, verified by them, or it says why."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        put = await put_presigned(client, "PUT", "back/a?x-amz-meta-Step=7&X-Amz-Storage-Class=STANDARD", b"x")
+        assert put.headers["x-forebay-cache"] == "absorbed"
+        assert (await client.ask("HEAD", "back/a")).headers["x-amz-meta-step"] == "7"
+        judged = await put_presigned(client, "PUT", "back/b?x-amz-tagging=k%3Dv&x-amz-meta-a=1", b"x")
+        assert judged.headers["x-forebay-not-absorbed"] == "header"
+        wrong = base64.b64encode(bytes(4)).decode().replace("=", "%3D")
+        await put_presigned(client, "PUT", f"back/a?x-amz-checksum-crc32={wrong}", b"other", status=400)
+        created = await put_presigned(client, "POST", "back/c?uploads&x-amz-meta-step=8")
+        upload_id = text_of(created.body, "UploadId") or ""
+        crc = base64.b64encode(zlib.crc32(b"part").to_bytes(4, "big")).decode().replace("=", "%3D")
+        part = f"back/c?partNumber=1&uploadId={upload_id}&x-amz-checksum-crc32={crc}&x-amz-sdk-checksum-algorithm=CRC32"
+        sent = await put_presigned(client, "PUT", part, b"part")
+        assert sent.headers["x-forebay-cache"] == "absorbed"
+        await client.complete("back/c", upload_id, {1: sent.headers["etag"]})
+        await client.flush()
+        stored = client.origin.buckets["bucket"].objects
+        assert [stored[name].headers["x-amz-meta-step"] for name in ("back/a", "back/c")] == ["7", "8"]
+        twice = "back/a?x-amz-meta-step=1&x-amz-meta-step=2"
+        assert (await client.ask("PUT", twice, b"x", status=501)).headers["x-forebay-not-absorbed"] == "header"
 
     with_client(tmp_path, scenario)

@@ -31,6 +31,9 @@ class Dialect:
     on_complete: Conditions = "honoured"
     on_delete: Conditions = "honoured"
     opaque_etags: bool = False
+    local_etags: bool = False
+    """The node's slots take ETags of its own where those of the origin cannot be foretold; parts' are opaque, too."""
+
     encrypted_later: bool = False
     """Its buckets' encryption is changed at some moment: from then on ETags are no MD5s."""
 
@@ -82,6 +85,9 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
         Dialect("mixed", drawn=True),
         Dialect("opaque-etags", opaque_etags=True),
+        Dialect("local-etags", opaque_etags=True, local_etags=True),
+        Dialect("local-etags-unlike-s3", local_etags=True, own_multipart_etags=True, on_put="ignored"),
+        Dialect("local-etags-later", local_etags=True, encrypted_later=True, on_complete="ignored"),
         Dialect("own-multipart-etags", own_multipart_etags=True),
         Dialect("encrypted-later", encrypted_later=True),
         Dialect("corrupting", corrupts=True),

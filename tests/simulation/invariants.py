@@ -208,7 +208,8 @@ class Judge:
         differs, _ = self._differs.get((bucket, is_of_parts(attempt.etag or "")), (math.inf, ""))
         is_unseen = bucket in self.origin.refused  # then the node may not read back what it was
         could_be_seen = max(differs, self.healthy_since.get(bucket, math.inf))
-        if attempt.absorbed and not is_unseen and attempt.begun > could_be_seen + LOOKED_AT_SECONDS:
+        is_foretold = attempt.absorbed and not self.origin.dialect.local_etags
+        if is_foretold and not is_unseen and attempt.begun > could_be_seen + LOOKED_AT_SECONDS:
             self.violated("ETags are the origin's", f"{key} was told an ETag that the origin will not show")
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:

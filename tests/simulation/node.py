@@ -58,9 +58,9 @@ _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
 
 
-def _absorbs(tx: JournalView, bucket: str) -> bool:
+def _absorbs(tx: JournalView, bucket: str, *, with_local_etags: bool) -> bool:
     capabilities = tx.capabilities(bucket)
-    return capabilities is not None and why_of_bucket(capabilities) is None
+    return capabilities is not None and why_of_bucket(capabilities, may_be_local=with_local_etags) is None
 
 
 class _NoBlocks(ClosedCache):
@@ -235,7 +235,11 @@ class Node:
                 tx.aborting_count(),
                 len(tx.aborting()) - tx.aborting_count(),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
-                frozenset(name for name in self._origin.inner.buckets if _absorbs(tx, name)),
+                frozenset(
+                    name
+                    for name in self._origin.inner.buckets
+                    if _absorbs(tx, name, with_local_etags=self._origin.dialect.local_etags)
+                ),
                 frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.LOCAL),
             )
 

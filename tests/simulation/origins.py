@@ -136,6 +136,7 @@ class SimulatedOrigin:
         bucket = _WatchedBucket(name, self.clock.now())
         bucket.on_change = lambda key, before, after: self._changed(name, key, before, after)
         bucket.made = self._made
+        bucket.is_kms = self.dialect.local_etags and self.dialect.opaque_etags
         self.inner.buckets[name] = bucket
 
     def current(self, bucket: str, key: str) -> StoredObject | None:

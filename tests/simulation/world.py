@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 from uuid import UUID
 
@@ -120,7 +120,8 @@ class World:
         self.origin = SimulatedOrigin(dialect, self.clock, origin_dice, self._changed, traffic)
         traffic.has_upload = self.origin.has_upload
         self.judge = Judge(self.origin, setting.only)
-        slots = [replace(slot, flush=setting.flush) for slot in SLOTS]
+        etag: Literal["bucket", "local"] = "local" if dialect.local_etags else "bucket"
+        slots = [replace(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
         self.node = Node(
             SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, slots, self.node_clock, node_dice
         )

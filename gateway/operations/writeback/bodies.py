@@ -108,6 +108,7 @@ def leaves_to_the_origin(context: RequestContext, buffer: WritebackBuffer, *, ta
     bound = bounds.now(int(takes_room)) if bounds is not None else None
     if bounds is None or bound is None:
         return False
+    bounds.look_at_uploads()
     if bound.passes and (not takes_room or bounds.slot.buffer_full == "slow-down"):
         return False
     goes_through(context, bound)

@@ -26,7 +26,7 @@ from gateway.operations.writeback.write_back_policy import (
     Reason,
     has_conditions,
     is_condition,
-    names_encryption,
+    is_foretold,
     refuse_unless_kept_here,
 )
 from gateway.operations.writeback.write_through import goes_through, with_retries
@@ -58,6 +58,8 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
     made = await in_steps(complete(upload_id, upload.spec.headers, context.request.headers, stored, listed))
     completed_of = await in_steps(parts_digest(listed))
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    made = replace(made, is_etag_local=not is_foretold(capabilities, upload.spec.headers))
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
     reason = _why_of_the_origin(context, buffer, upload, made, are_here=are_here)
     if reason is not None:
@@ -93,9 +95,10 @@ def _why_of_the_origin(
         return Reason.HEADER
     if is_scratch:
         return None
+    if made.is_etag_local and context.slot.etag != "local":
+        return Reason.BUCKET_ETAGS
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
-    is_foretold = capabilities is None or capabilities.foretells(of_parts=True) or names_encryption(upload.spec.headers)
-    return None if is_foretold else Reason.BUCKET_ETAGS
+    return Reason.KEY if capabilities is not None and capabilities.refuses(upload.key.key) else None
 
 
 async def _left_to_the_origin(
@@ -123,6 +126,7 @@ def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_a
         checksums=made.checksums,
         acknowledged_at=acknowledged_at,
         completed_of=completed_of,
+        is_etag_local=made.is_etag_local,
     )
 
 
@@ -219,6 +223,8 @@ class Completion:
     size_bytes: int
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str | None = None
+    is_etag_local: bool = False
+    """The bucket's cannot be foretold."""
 
 
 def complete(

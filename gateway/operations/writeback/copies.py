@@ -42,7 +42,9 @@ from gateway.operations.writeback.write_back_policy import (
     check_stored,
     fixed_headers,
     is_foreseen,
+    is_foretold,
     refuse_unless_kept_here,
+    takes_local_etag,
     why_of_bucket,
     why_of_headers,
     why_of_key,
@@ -92,7 +94,11 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     of_parts = pending is not None and pending.multipart
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, _is_foreseen)
     if not is_scratch:
-        reason = reason or why_of_bucket(capabilities, of_parts=of_parts, headers=headers)
+        may_be_local = takes_local_etag(context)
+        key = context.object_key.key
+        reason = reason or why_of_bucket(
+            capabilities, of_parts=of_parts, headers=headers, may_be_local=may_be_local, key=key
+        )
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
     if is_scratch:
@@ -125,6 +131,7 @@ async def buffer_copy(
         refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
         goes_through(context, Reason.SOURCE)
         return await leave()
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     copy = Write(
         spec,
         expected,
@@ -135,6 +142,7 @@ async def buffer_copy(
         multipart=source.multipart,
         checksums=source.checksums,
         acknowledged_at=now,
+        is_etag_local=capabilities is not None and not capabilities.foretells(of_parts=source.multipart),
     )
     if not await buffer.acknowledge_sharing(copy):
         refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
@@ -200,11 +208,17 @@ async def buffer_part_copy(context: RequestContext, buffer: WritebackBuffer, rea
     copying = _PartCopy(upload, number, parse_copy_source(headers["x-amz-copy-source"]), read)
     is_pending = copying.source.version_id is None and buffer.pending(copying.source.key) is not None
     reason = why_of_headers(headers, _is_foreseen_of_part)
-    if reason is None and (is_pending or upload.origin_upload_id is None):
+    if reason is None and (is_pending or upload.origin_upload_id is None or _knows_no_etag(context, buffer, upload)):
         return await with_retries(_staged(context, buffer, copying, copy), clock, "absorbed")
     goes_through(context, reason or Reason.SOURCE)
     await _leave_to_the_origin(context, buffer, copying)
     return await with_retries(_copied_at_origin(context, buffer, copying, copy), clock)
+
+
+def _knows_no_etag(context: RequestContext, buffer: WritebackBuffer, upload: Write) -> bool:
+    """Whether the origin's ETag of a part would not tell its MD5, which the ETag of the object is made of."""
+    capabilities = buffer.look(lambda tx: tx.capabilities(upload.key.bucket))
+    return context.slot.etag == "local" and not is_foretold(capabilities, upload.spec.headers)
 
 
 async def _staged(context: RequestContext, buffer: WritebackBuffer, copying: _PartCopy, copy: Handler) -> Response:
@@ -221,7 +235,7 @@ async def _staged(context: RequestContext, buffer: WritebackBuffer, copying: _Pa
             staged = (await stage_body(part, buffer, slot, copying.number)).part
             staged = replace(staged, checksums=body.checksums())
             await store_part(buffer, upload, staged)
-    if bound is not None and upload.origin_upload_id is None:
+    if bound is not None and (upload.origin_upload_id is None or _knows_no_etag(context, buffer, upload)):
         raise slow_down(part, buffer, slot, bound)
     if bound is not None:
         goes_through(context, bound)

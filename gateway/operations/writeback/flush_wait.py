@@ -12,6 +12,7 @@ from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext
+from gateway.operations.writeback.local_etags import name_by_bucket_etags
 from gateway.operations.writeback.write_back_policy import has_conditions
 from gateway.origin.client import Purpose
 from gateway.s3.error_codes import s3_error
@@ -55,10 +56,11 @@ class FlushWait:
         """Prefixes under which all has been flushed that was acknowledged before: slots' own, or a marker's."""
 
     async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
-        """Of what is pending under these keys."""
+        """Of what is pending under these keys. Then the request's conditions name what the origin has as it does."""
         pending = [(key, found.sequence) for key in keys if (found := self._buffer.pending(key)) is not None]
         for key, sequence in pending:
             await self.for_write(key, sequence)
+        name_by_bucket_etags(self._context, self._buffer)
 
     def is_needed(self, bucket: str, prefix: str) -> bool:
         """Whether anything is pending in a bucket under a prefix."""

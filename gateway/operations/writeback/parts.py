@@ -92,7 +92,7 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
     if upload.origin_upload_id is None or may_be_on_its_way(buffer, upload, sending.number):
         raise slow_down(context, buffer, upload.spec.slot, sending.bound)
     size_bytes = announced_bytes(context)
-    payload = await receive_payload(context)
+    payload = await receive_payload(context, with_md5=context.slot.etag == "local")
     query = [("partNumber", str(sending.number)), ("uploadId", upload.origin_upload_id)]
     onward = onward_request(context, payload, query=query)
     if "x-amz-checksum-algorithm" not in upload.spec.headers:
@@ -109,10 +109,10 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
     goes_through(context, sending.bound)
     if response.status != 200:
         return Response(response.status, headers, answer, "forwarded")
-    file = StagedFile("", size_bytes, _md5(response))
-    now = context.services.clock.now()
-    await store_part(buffer, upload, Part(sending.number, file, now, _checksums(context, payload), file.etag))
-    return Response(200, headers, b"", "forwarded")
+    file = StagedFile("", size_bytes, payload.md5() if payload.md5 is not None else _md5(response))
+    now, etag = context.services.clock.now(), response.headers.get("etag") or file.etag
+    await store_part(buffer, upload, Part(sending.number, file, now, _checksums(context, payload), etag))
+    return Response(200, [*without(headers, "etag"), ("etag", file.etag)], b"", "forwarded")
 
 
 def _without_checksums(request: OriginRequest) -> OriginRequest:

@@ -34,6 +34,7 @@ from gateway.operations.writeback.write_back_policy import (
     makes_md5_etags,
     refuse_unless_kept_here,
     storage_classes,
+    takes_local_etag,
     why_of_bucket,
     why_of_headers,
     why_of_key,
@@ -65,14 +66,16 @@ async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     if reason is not None:
         return await _through(context, buffer, reason)
-    reason = why_of_bucket(capabilities, headers=context.request.headers)
+    headers, key = context.request.headers, context.object_key.key
+    reason = why_of_bucket(capabilities, headers=headers, may_be_local=takes_local_etag(context), key=key)
     if reason is not None:
         learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
         return await (_through_and_learn if learns else _through)(context, buffer, reason)
     check_stored(context.request.headers)
     async with room_for_body(context, buffer, context.slot.name) as bound:
         if bound is None:
-            reply = await _absorb(context, buffer)
+            is_local = capabilities is not None and not capabilities.foretells(of_parts=False)
+            reply = await _absorb(context, buffer, is_etag_local=is_local)
     if bound is None:
         await apply_backpressure(context, buffer, context.slot.name)
         return reply
@@ -95,7 +98,7 @@ async def _keep(context: RequestContext, buffer: WritebackBuffer) -> Response:
     return Response(200, staged.answer_headers, b"", "absorbed")
 
 
-async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def _absorb(context: RequestContext, buffer: WritebackBuffer, *, is_etag_local: bool) -> Response:
     async with aclosing(ExpectedVersionQuery(context)) as question:
         staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
@@ -110,7 +113,8 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
         except BaseException:
             await buffer.give_up(part)
             raise
-    await buffer.acknowledge(_write(context, part, expected, question.nothing.asked_at))
+    write = _write(context, part, expected, question.nothing.asked_at)
+    await buffer.acknowledge(replace(write, is_etag_local=is_etag_local))
     return Response(200, staged.answer_headers, b"", "absorbed")
 
 

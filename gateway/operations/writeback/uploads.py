@@ -35,6 +35,7 @@ from gateway.operations.writeback.write_back_policy import (
     names_encryption,
     refuse_unless_kept_here,
     storage_classes,
+    takes_local_etag,
     tells_encryption,
     why_of_bucket,
     why_of_key,
@@ -111,7 +112,8 @@ async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Res
         return await _begun_here(context, buffer)
     capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
     of_key = why_of_key(context.object_key.key)
-    reason = of_key or why_of_bucket(capabilities, of_parts=True)
+    may_be_local, key = takes_local_etag(context), context.object_key.key
+    reason = of_key or why_of_bucket(capabilities, of_parts=True, may_be_local=may_be_local, key=key)
     if reason is not None and (of_key or capabilities is not None):
         goes_through(context, reason)
         return await _created_through(context, buffer)
@@ -132,8 +134,9 @@ async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> 
 async def _created(
     context: RequestContext, buffer: WritebackBuffer, capabilities: BucketCapabilities | None, question: CreateInDoubt
 ) -> Response:
-    is_foretold = why_of_bucket(capabilities, of_parts=True, headers=context.request.headers) is None
-    may_go_on = is_foretold and may_begin_without_origin(context.request)
+    headers, may_be_local = context.request.headers, takes_local_etag(context)
+    why_not = why_of_bucket(capabilities, of_parts=True, headers=headers, may_be_local=may_be_local)
+    may_go_on = why_not is None and may_begin_without_origin(context.request)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
@@ -144,9 +147,9 @@ async def _created(
         question.is_refused = not may_be_done(answer.status)
         return await _begun_here(context, buffer) if may_go_on and answer.status in _DOWN else answer.forwarded()
     upload = _upload(context, buffer, answer.expected, answer.origin_upload_id)
-    await buffer.journal.change(lambda tx: _open(tx, answer, upload, question))
+    reason = why_of_bucket(answer.capabilities, of_parts=True, may_be_local=may_be_local)
+    await buffer.journal.change(lambda tx: _open(tx, answer, upload, question, is_here=reason is None))
     question.is_over = True
-    reason = why_of_bucket(answer.capabilities, of_parts=True)
     if reason is not None:
         goes_through(context, reason)
         return answer.forwarded()
@@ -160,9 +163,9 @@ async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Respo
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
 
 
-def _open(tx: JournalTransaction, answer: _Answer, upload: Write, question: CreateInDoubt) -> None:
+def _open(tx: JournalTransaction, answer: _Answer, upload: Write, question: CreateInDoubt, *, is_here: bool) -> None:
     answer.learn(tx, upload.key.bucket)
-    if why_of_bucket(answer.capabilities, of_parts=True) is None:
+    if is_here:
         tx.open_upload(upload, question.id)
     else:
         tx.forget(question.id)

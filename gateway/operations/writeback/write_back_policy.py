@@ -29,7 +29,7 @@ class Reason(StrEnum):
     """The origin must judge what it has under the key."""
 
     KEY = "key"
-    """S3 refuses it, and another origin may."""
+    """S3 refuses it, and another origin may; or the bucket has refused one like it after it was acknowledged."""
 
     HEADER = "header"
     """The origin must judge something that the request says."""
@@ -38,7 +38,7 @@ class Reason(StrEnum):
     """Nothing was written to the bucket yet: the answer tells what its ETags are."""
 
     BUCKET_ETAGS = "bucket-etags"
-    """Its ETags are no MD5s, so they cannot be foretold."""
+    """Its ETags are no MD5s, so they cannot be foretold, and the slot does not want those of this node."""
 
     BUCKET_UNREADABLE = "bucket-unreadable"
     """The gateway may not look at its objects: it could not tell what a flush overwrites."""
@@ -156,17 +156,38 @@ def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bo
 
 
 def why_of_bucket(
-    capabilities: BucketCapabilities | None, *, of_parts: bool = False, headers: Mapping[str, str] | None = None
+    capabilities: BucketCapabilities | None,
+    *,
+    of_parts: bool = False,
+    headers: Mapping[str, str] | None = None,
+    may_be_local: bool = False,
+    key: str = "",
 ) -> Reason | None:
     """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
-    None: they are. `headers` are a write's whose answer has not told whether the bucket has its storage class."""
+    None: they are. `headers` are a write's whose answer has not told whether the bucket has its storage class.
+    `may_be_local`: this node's ETag will do where the bucket's cannot be foretold (`takes_local_etag`)."""
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
-    if not capabilities.foretells(of_parts=of_parts):
+    if capabilities.refuses(key):
+        return Reason.KEY
+    if not capabilities.foretells(of_parts=of_parts) and not may_be_local:
         return Reason.BUCKET_ETAGS
     if not capabilities.may_look:
         return Reason.BUCKET_UNREADABLE
     return None if storage_classes(headers or {}) <= capabilities.storage_classes else Reason.STORAGE_CLASS
+
+
+def takes_local_etag(context: RequestContext) -> bool:
+    """Whether a write may be answered with this node's ETag. With a customer key it cannot be flushed at all."""
+    headers = context.request.headers
+    return context.slot.etag == "local" and not any(name.startswith(f"{_ENCRYPTION}-customer-") for name in headers)
+
+
+def is_foretold(capabilities: BucketCapabilities | None, created: Mapping[str, str]) -> bool:
+    """Whether the ETag of an object of parts is known, whose upload was begun with these headers."""
+    if names_encryption(created):
+        return makes_md5_etags(created)
+    return capabilities is None or capabilities.foretells(of_parts=True)
 
 
 def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:

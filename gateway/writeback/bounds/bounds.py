@@ -148,6 +148,8 @@ class SlotBounds:
 
     def __init__(self, slot: Slot, shared: Shared) -> None:
         self.trouble_until = 0.0
+        self._look_at_uploads_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
         self._shared = shared
         self._arriving_bytes = shared.reservations.row(slot.name)
         self._waiting: deque[_Waiter] = deque()
@@ -218,6 +220,8 @@ class SlotBounds:
         bound = self._try(credential, size_bytes) if not self._waiting else Bound.FULL
         if bound in (Bound.FULL, Bound.DISK) and not self._waiting and await self._remove_local(size_bytes):
             bound = self._try(credential, size_bytes) if not self._waiting else Bound.FULL
+        if bound is not None:
+            self.look_at_uploads()
         if bound is None or not bound.passes or patience_seconds <= 0:
             return bound
         waiter = _Waiter(credential, size_bytes, now + patience_seconds)
@@ -230,6 +234,18 @@ class SlotBounds:
         except (asyncio.CancelledError, ClientDisconnected):
             self._forget(waiter)
             raise
+
+    def look_at_uploads(self) -> None:
+        """Something finds no room, which uploads may take that the origin has ended: have them be looked for."""
+        now = self._shared.clock.monotonic()
+        if now >= self._look_at_uploads_at:
+            self._look_at_uploads_at = now + LOCAL_SECONDS
+            self._asking = asyncio.create_task(self._ask_for_uploads(), name=f"uploads of {self.slot.name}")
+
+    async def _ask_for_uploads(self) -> None:
+        with suppress(BufferUnavailable):  # whoever writes to it learns of it
+            at = self._shared.clock.now()
+            await self._shared.journal.change(lambda tx: tx.look_at_uploads(self.slot.name, at))
 
     async def _remove_local(self, size_bytes: int) -> bool:
         """Have what is not to be sent make room for so many bytes, the oldest first; whether any of it has. Where the
@@ -282,6 +298,9 @@ class SlotBounds:
 
     async def close(self) -> None:
         """Nobody waits any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         if self._looking_after is not None:
             self._looking_after.cancel()
             for waiter in self._waiting:
@@ -329,6 +348,7 @@ class SlotBounds:
                 self._serve()
                 if self._waiting and self._shared.clock.monotonic() >= again_at:
                     await self._remove_local(self._waiting[0].size_bytes)
+                    self.look_at_uploads()
                     again_at = self._shared.clock.monotonic() + LOCAL_SECONDS
         finally:
             self._looking_after = None

@@ -19,6 +19,36 @@ _OF_CODES: dict[str, FailureKind] = {
 }
 
 
+_FINAL_STATUSES = frozenset({400, 405, 409, 413, 414, 501})
+
+_MAY_PASS = frozenset(
+    [
+        "AuthorizationHeaderMalformed",
+        "BadDigest",
+        "ConditionalRequestConflict",
+        "ExpiredToken",
+        "IllegalLocationConstraintException",
+        "IncompleteBody",
+        "InvalidToken",
+        "OperationAborted",
+        "RequestTimeout",
+        "TokenRefreshRequired",
+        "XAmzContentSHA256Mismatch",
+    ]
+)
+"""Codes that S3 has with such a status, and that are not about the write: the next attempt may be taken."""
+
+
+def is_for_good(status: int, code: str) -> bool:
+    """Whether a refusal stays as it is until a person changes something. An answer without a code (`HTTP 400`) may be
+    of something on the way."""
+    if code == "NoSuchBucket":
+        return True
+    if code in _MAY_PASS or code.startswith("KMS.") or (code.startswith("HTTP ") and status not in (405, 501)):
+        return False
+    return status in _FINAL_STATUSES
+
+
 def kind_of_error(error: Exception) -> FailureKind:
     """Of what kept the origin from answering; an OSError is of this node's own disk."""
     match error:

@@ -58,6 +58,7 @@ PLACES = {
     Priority.RETRY: 4,
     Priority.UPLOAD: 2,
     Priority.ABORT: 2,
+    Priority.REFUSED: 2,
 }
 """How many writes of a lane are on their way at once, slow ones left out."""
 

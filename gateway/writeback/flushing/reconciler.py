@@ -111,6 +111,11 @@ AHEAD_AGAIN_SECONDS = 1.0
 """The same where something is due later than it can be: other processes write down what they have read before the clock
 was set, and between two looks it may be set and set back."""
 
+REFUSED_AGAIN_SECONDS = 600.0
+"""What the origin has refused for good is tried so seldom, unless somebody asks for it. A bucket may be made again."""
+
+NO_BUCKET_AGAIN_SECONDS = 60.0
+
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
@@ -383,7 +388,8 @@ class Reconciler:
         order = self._tools.slot(slot)
         names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
-        progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch)
+        is_room_wanted = write.state is State.OPEN and turn.priority is Priority.URGENT
+        progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch, is_room_wanted)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_hurried)  # this task's own
         return await run.run()
@@ -723,7 +729,7 @@ class _Run:
         asked_seconds, _ = Moment.of(self._clock).since(write.touched_then)
         if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
             await self._journal.change(lambda tx: tx.leave_order(self._id, now))
-        turn = Turn(now + seconds, priority=self._turn.priority)
+        turn = Turn(now + seconds, priority=Priority.UPLOAD if write.state is State.OPEN else self._turn.priority)
         is_idle = self._progress.is_scratch and write.state is State.OPEN
         await self._journal.change(lambda tx: (tx.wait if is_idle else tx.rest)(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + seconds)
@@ -745,8 +751,11 @@ class _Run:
         pause_seconds, now = longest * self._dice.uniform(0.5, 1.0), self._clock.now()
         since = None if wait.waits_for_bucket else self._turn.failing_since or now
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
+        if wait.refused_with is not None:
+            longest = NO_BUCKET_AGAIN_SECONDS if wait.refused_with == "NoSuchBucket" else REFUSED_AGAIN_SECONDS
+            pause_seconds, priority = longest * self._dice.uniform(0.5, 1.0), Priority.REFUSED
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
-        await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
+        await self._journal.change(lambda tx: _failed(tx, write, wait, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
         self._tools.observer.failing(write, failures, wait.reason, wait.kind)
 
@@ -802,6 +811,12 @@ def _is_asked_for(tx: JournalView, write: Write) -> bool:
     return now is not None and now.completed_of == write.completed_of
 
 
+def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: Turn) -> None:
+    tx.wait(write.id, seen, turn)
+    if wait.refused_with is not None and not write.deleted:
+        tx.refused_for_good(write.key, wait.refused_with)
+
+
 def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:
     capabilities = tx.capabilities(bucket)
     if capabilities is not None:
@@ -819,7 +834,8 @@ def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
 def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:
     tx.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
     capabilities = tx.capabilities(write.key.bucket)
-    if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and capabilities is not None:
+    is_surprise = settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and not write.is_etag_local
+    if is_surprise and capabilities is not None:
         # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
         multipart_etags = capabilities.multipart_etags and not write.multipart
         told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)

@@ -23,7 +23,7 @@ from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_up
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
 from gateway.steps import Steps, each, in_steps
 from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
+from gateway.writeback.flushing.failures import is_for_good, kind_of_answer, kind_of_error
 from gateway.writeback.flushing.state import (
     Aborted,
     Compared,
@@ -46,6 +46,9 @@ from gateway.writeback.threads import BufferThreads
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 _NOT_IMPLEMENTED = "NotImplemented"
+
+WORDS_MAX = 300
+"""Characters of what an origin says of its refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Requests:
         if isinstance(event, Lost):
             return PartFailed(send.origin_upload_id, send.part.number, event.reason, kind=event.kind)
         if isinstance(event, Refused):
-            return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code, event.kind)
+            return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code, event.kind, event)
         return event
 
     async def finish(self, write: Write, finish: Finish) -> Event:
@@ -396,11 +399,12 @@ def _refusal(status: int, code: str, document: bytes = b"") -> Refused | Lost:
     implemented it has not done.
     """
     kind = kind_of_answer(status, code, document)
+    words = (text_of(document, "Message") or "")[:WORDS_MAX]
     if code == _NOT_IMPLEMENTED:
-        return Refused(code, kind)
+        return Refused(code, kind, words, is_final=True)
     if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
         return Lost(code, kind)
-    return Refused(code, kind)
+    return Refused(code, kind, words, is_final=is_for_good(status, code))
 
 
 async def _once(document: bytes) -> AsyncIterator[bytes]:

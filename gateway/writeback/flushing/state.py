@@ -25,7 +25,16 @@ from typing import Literal, TypeAlias
 from gateway.clock import Moment
 from gateway.metrics import FailureKind
 from gateway.s3.headers import is_of_parts, unquote
-from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured, Part, State, Write
+from gateway.writeback.journal.records import (
+    DATED_EARLIER_SECONDS_MAX,
+    IDLE_SECONDS_MIN,
+    UPLOAD_LOOK_SECONDS,
+    Conditions,
+    Honoured,
+    Part,
+    State,
+    Write,
+)
 
 PARTS_AT_ONCE = 4
 
@@ -35,11 +44,11 @@ CLOCKS_APART_SECONDS = 120.0
 TOLD_APART_SECONDS = 5.0
 """The same where it does: dates are in whole seconds."""
 
-UPLOAD_LOOK_SECONDS = 600.0
-"""An open upload that its client has left alone for so long may have been ended at the bucket."""
-
 ANSWER_GIVEN_UP_SECONDS = 3600.0
 """An origin may work at a large object for minutes, whoever still listens; not so long."""
+
+ANSWER_LOOK_SECONDS_MAX = 600.0
+"""Between two looks for what it has made meanwhile."""
 
 UNUSED_SECONDS = 12 * 3600.0
 """An upload to which nobody has sent a part for so long is nobody's."""
@@ -86,13 +95,14 @@ class PartSent:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered."""
+    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered: with `refusal`."""
 
     origin_upload_id: str
     number: int
     reason: str
     code: str | None = None
     kind: FailureKind = "other"
+    refusal: Refused | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +143,13 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The origin answered that it has not done what it was asked; `code` is S3's."""
+    """The origin answered that it has not done what it was asked; `code` is S3's, `words` are its own. `is_final`: it
+    will not do so the next time either."""
 
     code: str
     kind: FailureKind = field(default="other", compare=False)
+    words: str = field(default="", compare=False)
+    is_final: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +321,13 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It failed: it is tried again after a while. `is_away`: the origin does not do its work."""
+    """It failed: it is tried again after a while. `is_away`: the origin does not do its work. `refused_with`: it has
+    refused for good what was acknowledged, with this code."""
 
     reason: str
     is_away: bool
     kind: FailureKind = field(default="other", compare=False)
+    refused_with: str | None = field(default=None, compare=False)
 
     @property
     def waits_for_bucket(self) -> bool:
@@ -375,7 +390,8 @@ class Progress:
     """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
 
     `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
-    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead.
+    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead;
+    `is_room_wanted`: nor do they keep room for long that the bucket has ended.
     What comes behind an `End` are events of parts only.
     """
 
@@ -385,6 +401,7 @@ class Progress:
     expiry_seconds: float = 86_400.0
     names_files: bool = False
     is_scratch: bool = False
+    is_room_wanted: bool = False
     _step: _Step = _Step.CHECK
     _parts: list[Part] = field(default_factory=list)
     """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
@@ -397,6 +414,9 @@ class Progress:
     _made: str | None = None
     _refused_with: str | None = None
     """What the origin has said of a condition."""
+
+    _refusal: Refused | None = None
+    """What the origin has said the last time that it has refused something."""
 
     _has_resent: bool = False
     _has_left_out: bool = False
@@ -448,6 +468,7 @@ class Progress:
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case Refused() if self._step is not _Step.END:
+                self._refusal = event
                 return self._refused(event.code, event.kind)
             case Lost() if self._step is not _Step.END:
                 return self._lost(event.reason, event.kind)
@@ -559,6 +580,7 @@ class Progress:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []  # another has failed before
         del self._under_way[event.number]
+        self._refusal = event.refusal
         return self._failed(event.reason, event.code, event.kind)
 
     # Open uploads
@@ -568,17 +590,20 @@ class Progress:
         idle_seconds = self._idle_seconds()
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
-        if idle_seconds >= UPLOAD_LOOK_SECONDS and self.write.origin_upload_id is not None:
+        if self._is_left_alone() and self.write.origin_upload_id is not None:
             return self._ask(_Step.FIND, Find())
         return self._rest(idle_seconds)
+
+    def _is_left_alone(self) -> bool:
+        """Whether the bucket may have ended an open upload, and its client not go on with it."""
+        return self._idle_seconds() >= (IDLE_SECONDS_MIN if self.is_room_wanted else UPLOAD_LOOK_SECONDS)
 
     def _idle_seconds(self) -> float:
         return self.now.passed_since(self.write.touched_then)
 
     def _rest(self, idle_seconds: float) -> Sequence[Instruction]:
-        look_seconds = (
-            UPLOAD_LOOK_SECONDS - idle_seconds if 0 <= idle_seconds < UPLOAD_LOOK_SECONDS else UPLOAD_LOOK_SECONDS
-        )
+        looked_at = self.is_room_wanted or not 0 <= idle_seconds < UPLOAD_LOOK_SECONDS
+        look_seconds = UPLOAD_LOOK_SECONDS - (0.0 if looked_at else idle_seconds)
         return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
 
     def _upload_found(self, found: Found) -> Sequence[Instruction]:
@@ -594,7 +619,7 @@ class Progress:
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
             return self._end(Answer(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
-        return self._end(Rest(min(UPLOAD_LOOK_SECONDS, max(5.0, asked_seconds))))
+        return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
         """Whether its client has been told that nobody knows."""
@@ -641,6 +666,8 @@ class Progress:
         self._in_doubt = True
         if event.etag is None:
             return self._ask(_Step.VERIFY, Head())
+        if write.is_etag_local:  # nothing to compare it with: Content-MD5 has told the origin what it was to get
+            return self._end(Settle(event.etag))
         return self._has_made(event.etag)
 
     def _has_made(self, etag: str) -> Sequence[Instruction]:
@@ -655,14 +682,23 @@ class Progress:
         if write.is_completed_at_origin:
             if self._is_ours(found.etag):
                 return self._end(Completed(found.etag or ""))
-            if self._is_lost:
-                return self._end(Answer("ServiceUnavailable", is_over=False))
-            return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+            if write.is_etag_local and found.etag is not None and found.size_bytes == write.size_bytes:
+                self._found = found.etag
+                return self._ask(_Step.COMPARE, Compare(found.etag))
+            return self._not_completed()
         if found.etag is None:
             return self._end(MarkConflict(LOST))
         return self._has_made(found.etag)
 
+    def _not_completed(self) -> Sequence[Instruction]:
+        """What a client waits for is not there, as far as anybody knows."""
+        if self._is_lost:
+            return self._end(Answer("ServiceUnavailable", is_over=False))
+        return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+
     def _compared(self, event: Compared) -> Sequence[Instruction]:
+        if self.write.is_completed_at_origin:
+            return self._end(Completed(self._found or "")) if event.is_same else self._not_completed()
         if event.is_same:
             is_left = self._made is None and self.write.origin_upload_id is not None
             return self._end(Settle(self._found, upload_may_be_open=is_left))
@@ -744,14 +780,18 @@ class Progress:
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
-            if write.state is State.OPEN and self._idle_seconds() >= UPLOAD_LOOK_SECONDS:
+            if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
+        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
+        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+            return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
+        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

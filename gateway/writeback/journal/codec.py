@@ -122,6 +122,7 @@ def pack_write(write: Write) -> bytes:
         "behind": write.behind,
         "in_order": write.in_order,
         "checkpoint": _member(write.member),
+        "etag_local": write.is_etag_local,
     }
     record = {
         "bucket": write.key.bucket,
@@ -171,6 +172,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
         behind=record.get("behind"),
         in_order=record.get("in_order", False),
         member=_as_member(record.get("checkpoint"), record["bucket"], record["key"]),
+        is_etag_local=record.get("etag_local", False),
         id=write_id,
         sequence=record["sequence"],
     )
@@ -225,6 +227,7 @@ def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
         "multipart_etags": capabilities.multipart_etags,
         "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
         "storage_classes": sorted(capabilities.storage_classes),
+        "refused_forms": sorted(capabilities.refused_forms),
     }
     return pack(("profiles", bucket), record)
 
@@ -240,19 +243,27 @@ def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
         conditions,
         record.get("multipart_etags", True),
         frozenset(record.get("storage_classes", ())),
+        frozenset(record.get("refused_forms", ())),
     )
 
 
 def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:
     return pack(
         ("origin", key.bucket, key.key),
-        {"at": own.at, "etag": own.etag, "known": own.known, "moment": _moment(own.moment)},
+        {
+            "at": own.at,
+            "etag": own.etag,
+            "known": own.known,
+            "moment": _moment(own.moment),
+            "answered": own.answered,
+        },
     )
 
 
 def unpack_last_own_write(key: ObjectKey, packed: bytes) -> LastOwnWrite:
     record, _ = unpack(("origin", key.bucket, key.key), packed)
-    return LastOwnWrite(record["at"], record["etag"], record["known"], _as_moment(record.get("moment")))
+    moment = _as_moment(record.get("moment"))
+    return LastOwnWrite(record["at"], record["etag"], record["known"], moment, record.get("answered"))
 
 
 def _asked(asked: CreateAttempt) -> list[Any]:

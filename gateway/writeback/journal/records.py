@@ -12,10 +12,17 @@ from gateway.model import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.key_forms import forms_of
 
 LAST_OWN_WRITE_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
 absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
+
+UPLOAD_LOOK_SECONDS = 180.0
+"""An open upload that its client has left alone for so long may have been ended at the bucket."""
+
+IDLE_SECONDS_MIN = 10.0
+"""An open upload of which nothing has come for so long is looked at where others find no room."""
 
 DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
 """S3 dates an object of parts by when its upload was begun ("the date of initiation", System-defined object metadata):
@@ -65,6 +72,9 @@ class Priority(IntEnum):
     """An open upload: its parts go ahead."""
 
     ABORT = 5
+
+    REFUSED = 6
+    """The origin has refused it for good, as it says: it is tried seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,8 @@ class Write:
     """All that came before it in its slot and bucket is to be at the origin first."""
     member: Member | None = None
     """The checkpoint that it belongs to, by the rules of its slot when it was acknowledged."""
+    is_etag_local: bool = False
+    """The bucket's ETag could not be foretold: `etag` is this node's own."""
 
     id: int = 0
     sequence: int = 0
@@ -315,7 +327,7 @@ class BucketCapabilities:
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
     objects, and is told where there is none: else no flush could tell what it overwrites. `multipart_etags`: those of
     objects of parts can be foretold, too, so far as anybody knows. `storage_classes` are those besides STANDARD that it
-    has taken.
+    has taken, `refused_forms` what keys are like that it has refused for good (key_forms.py).
     """
 
     md5_etags: bool
@@ -324,10 +336,15 @@ class BucketCapabilities:
     conditions: Conditions = Conditions()
     multipart_etags: bool = True
     storage_classes: frozenset[str] = frozenset()
+    refused_forms: frozenset[str] = frozenset()
 
     def foretells(self, *, of_parts: bool) -> bool:
         """Whether the ETag of an object, or of one of parts, is known before the bucket has seen it."""
         return self.md5_etags and (self.multipart_etags or not of_parts)
+
+    def refuses(self, key: str) -> bool:
+        """Whether the bucket has refused for good what was acknowledged under a key like this one."""
+        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,18 +352,21 @@ class LastOwnWrite:
     """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
 
     `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how,
-    and `etag` is what was put there before that, if that is known.
+    and `etag` is what was put there before that, if that is known. `answered` is the ETag by which it was acknowledged
+    here, if that was another than `etag`.
     """
 
     at: float
     etag: str | None = None
     known: bool = True
     moment: Moment | None = field(default=None, compare=False)
+    answered: str | None = field(default=None, compare=False)
 
     @classmethod
-    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True) -> Self:
+    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True, answered: str | None = None) -> Self:
         """At this time."""
-        return cls(now.at, etag, known, now)
+        is_other = etag is not None and answered is not None and unquote(etag) != unquote(answered)
+        return cls(now.at, etag, known, now, answered if is_other else None)
 
     @property
     def kept_seconds(self) -> float:

@@ -37,7 +37,7 @@ from gateway.errors import StartupError
 from gateway.writeback.journal import migration
 from gateway.writeback.journal.migration import find_checkpoints, migrate
 
-VERSION = 3
+VERSION = 4
 
 _WITHOUT_CHECKPOINTS = 2
 
@@ -200,10 +200,11 @@ def prepare(connection: sqlite3.Connection) -> None:
         elif (version := check_version(connection)) != VERSION:
             if version == migration.VERSION:
                 migrate(connection, create)
-            else:
+            elif version == _WITHOUT_CHECKPOINTS:
                 _add_checkpoints(connection)
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-            find_checkpoints(connection)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            if version <= _WITHOUT_CHECKPOINTS:
+                find_checkpoints(connection)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -242,7 +243,7 @@ def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def create(connection: sqlite3.Connection, version: int = VERSION) -> None:
-    """The tables of an empty journal of version 2 or 3."""
+    """The tables of an empty journal of version 2 or later: 3 and 4 have the same."""
     for statement in _statements_of(_TABLES, _TRIGGERS):
         connection.execute(statement)
     if version > _WITHOUT_CHECKPOINTS:

@@ -26,7 +26,9 @@ from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.checkpoints import CheckpointRows
 from gateway.writeback.journal.records import (
+    IDLE_SECONDS_MIN,
     LAST_OWN_WRITE_KEPT_SECONDS,
+    UPLOAD_LOOK_SECONDS,
     BucketCapabilities,
     Conditions,
     CreateAttempt,
@@ -53,6 +55,7 @@ from gateway.writeback.journal.view import (
     encoded,
     text,
 )
+from gateway.writeback.key_forms import EVERY_KEY, FORMS_MAX, forms_of, refused_forms
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -74,8 +77,10 @@ CARRIED_OUT_SECONDS = 60.0
 """What was under way to the origin when its sender died has happened by then, or never will."""
 
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
-"""Nothing is due later than so, open uploads the second: what says it is was written by a clock that has gone back
-since."""
+"""Nothing is due later than so, open uploads and what was refused for good the second: what says it is was written by a
+clock that has gone back since."""
+
+_LOOKED_AT_MAX = 64
 
 _RAISED_MAX = 10_000
 """Objects of a checkpoint: writers wait meanwhile."""
@@ -191,6 +196,19 @@ class JournalTransaction(JournalView):
         self._insert(write, Turn(now, priority=Priority.ABORT))
         self.has_due = True
 
+    def look_at_uploads(self, slot: str, now: float) -> None:
+        """A write finds no room: what clients have left alone, and nobody has looked at since, is looked for at the
+        origin, which may have ended it. So many at most, those looked at longest ago."""
+        resting = (
+            f"SELECT id FROM writes WHERE slot = ? AND {OPEN} AND state = 0 AND priority = ? AND attempts = 0 "
+            "AND due_at > ? AND due_at <= ? ORDER BY due_at LIMIT ?"
+        )
+        values = (slot, Priority.UPLOAD, now, now + UPLOAD_LOOK_SECONDS - IDLE_SECONDS_MIN, _LOOKED_AT_MAX)
+        looked_at = self._rows.execute(
+            f"UPDATE writes SET due_at = ?, priority = ? WHERE id IN ({resting})", (now, Priority.URGENT, *values)
+        ).rowcount
+        self.has_due = self.has_due or looked_at > 0
+
     # Parts
 
     def put_part(self, upload_id: str, part: Part, now: Moment) -> bool:
@@ -271,6 +289,7 @@ class JournalTransaction(JournalView):
             behind=made.behind,
             in_order=made.in_order,
             member=made.member,
+            is_etag_local=made.is_etag_local,
             runs=runs_of(made.parts),
             parts=made.parts,
         )
@@ -306,6 +325,7 @@ class JournalTransaction(JournalView):
             behind=made.behind,
             in_order=made.in_order,
             member=made.member,
+            is_etag_local=made.is_etag_local,
             sequence=upload.sequence or self._next_sequence(),
             touched=made.touched,
         )
@@ -695,7 +715,7 @@ class JournalTransaction(JournalView):
         if upload_may_be_open:
             self._drop_origin_upload(done, now.at)
         self._expect(done, ExpectedVersion.exactly(etag))
-        self.record_own_write(done.key, LastOwnWrite.now(now, etag))
+        self.record_own_write(done.key, LastOwnWrite.now(now, etag, answered=done.etag))
         self._checkpoints.settled(done, now.at)
         self._end(done, now.at, as_outcome(done))
 
@@ -773,7 +793,8 @@ class JournalTransaction(JournalView):
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
                     "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
-                    "WHEN sequence IS NULL AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
+                    "WHEN priority = 6 OR (sequence IS NULL AND state < 3) THEN due_at > :upload "
+                    "ELSE due_at > :retry END",
                     {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 
@@ -1073,15 +1094,32 @@ class JournalTransaction(JournalView):
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
         """What one of its answers has just told. What is known of its conditions stays, where this says nothing, and so
-        do the storage classes that it has taken."""
+        do the storage classes that it has taken, and the forms of keys that it has refused."""
         before = self.capabilities(bucket)
         if before is not None:
             classes = before.storage_classes | capabilities.storage_classes
-            capabilities = replace(capabilities, storage_classes=classes)
+            capabilities = replace(capabilities, storage_classes=classes, refused_forms=before.refused_forms)
         if before is not None and not capabilities.conditions.learned_at:
             capabilities = replace(capabilities, conditions=before.conditions)
+        self._put_capabilities(bucket, capabilities)
+
+    def _put_capabilities(self, bucket: str, capabilities: BucketCapabilities) -> None:
         packed = codec.pack_capabilities(bucket, capabilities)
         self._rows.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, packed))
+
+    def refused_for_good(self, key: ObjectKey, code: str) -> None:
+        """A bucket does not take what was acknowledged under a key: it is asked before the next like it is."""
+        known = self.capabilities(key.bucket)
+        if known is not None:
+            forms = known.refused_forms | refused_forms(key.key, code)
+            forms = forms if len(forms) <= FORMS_MAX else frozenset({EVERY_KEY})
+            self._put_capabilities(key.bucket, replace(known, refused_forms=forms))
+
+    def _has_taken(self, key: ObjectKey) -> None:
+        """A bucket has an object of such a key."""
+        known = self.capabilities(key.bucket)
+        if known is not None and known.refuses(key.key):
+            self._put_capabilities(key.bucket, replace(known, refused_forms=known.refused_forms - forms_of(key.key)))
 
     def learn_conditions(self, bucket: str, conditions: Conditions) -> None:
         """Which conditions it honours, whatever else was learned meanwhile."""
@@ -1102,6 +1140,8 @@ class JournalTransaction(JournalView):
         before = self.last_own_write(key) if not own.known else None
         if before is not None:
             own = replace(own, etag=before.etag)
+        if own.known and own.etag is not None:
+            self._has_taken(key)
         looked_at = own.at + own.kept_seconds - LAST_OWN_WRITE_KEPT_SECONDS
         row = (key.bucket, encoded(key), looked_at, codec.pack_last_own_write(key, own))
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)

@@ -54,7 +54,7 @@ def find(request: OriginRequest, bucket: Bucket) -> tuple[Upload, int]:
 
 def upload_part(request: OriginRequest, bucket: Bucket, body: ReceivedBody, now: float) -> MemoryResponse:
     upload, number = find(request, bucket)
-    etag = f'"{body.md5.hex()}"'
+    etag = bucket.etag(body.md5.hex())
     upload.parts[number] = StoredPart(number, body.content, etag, now, body.checksums)
     return MemoryResponse(200, {"etag": etag, **body.checksums})
 
@@ -77,8 +77,9 @@ def copied_range(request: OriginRequest, source: StoredObject) -> Content:
 
 def store_copied_part(request: OriginRequest, bucket: Bucket, content: Content, md5: str, now: float) -> MemoryResponse:
     upload, number = find(request, bucket)
-    upload.parts[number] = StoredPart(number, content, f'"{md5}"', now, {})
-    return xml_answer("CopyPartResult", element("LastModified", timestamp(now)) + element("ETag", f'"{md5}"'))
+    etag = bucket.etag(md5)
+    upload.parts[number] = StoredPart(number, content, etag, now, {})
+    return xml_answer("CopyPartResult", element("LastModified", timestamp(now)) + element("ETag", etag))
 
 
 def complete(request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:

@@ -117,7 +117,7 @@ def put_object(request: OriginRequest, bucket: Bucket, body: ReceivedBody, now: 
     key = request.key or ""
     current = bucket.objects.get(key)
     check_write(request.headers, current.etag if current else None)
-    etag = f'"{body.md5.hex()}"'
+    etag = bucket.etag(body.md5.hex())
     checksums = {**body.checksums, "x-amz-checksum-type": "FULL_OBJECT"} if body.checksums else {}
     tagging = _tagging_of_header(request.headers.get("x-amz-tagging"))
     bucket.put(StoredObject(key, body.content, etag, now, kept_headers(request.headers), checksums, tagging=tagging))
@@ -159,7 +159,7 @@ def copy_object(
             "This copy request is illegal because it is trying to copy an object to itself without changing anything.",
         )
     headers = kept_headers(request.headers) if replaced else source.headers
-    stored = replace(source, key=key, etag=f'"{md5}"', modified=now, headers=headers, part_sizes=())
+    stored = replace(source, key=key, etag=bucket.etag(md5), modified=now, headers=headers, part_sizes=())
     bucket.put(stored)
     return xml_answer("CopyObjectResult", element("LastModified", timestamp(now)) + element("ETag", stored.etag))
 

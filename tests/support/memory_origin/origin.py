@@ -194,6 +194,9 @@ class MemoryOrigin:
             response.with_body = False
             if response.status >= 300:
                 headers.pop("content-length", None)
+        bucket = self.buckets.get(request.bucket or "")
+        if bucket is not None and bucket.is_kms and request.key is not None and response.status == 200:
+            headers.setdefault("x-amz-server-side-encryption", "aws:kms")
         headers.setdefault("date", format_http_date(self._clock.now()))
         headers.setdefault("x-amz-request-id", f"ORIGIN{next(self._request_ids):010d}")
         response.headers = headers

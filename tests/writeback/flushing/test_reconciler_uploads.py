@@ -22,8 +22,17 @@ from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.reconciler import SlotOrder
-from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, UPLOAD_LOOK_SECONDS
-from gateway.writeback.journal.records import ExpectedVersion, LastOwnWrite, Part, Priority, State, Write, WriteSpec
+from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE
+from gateway.writeback.journal.records import (
+    UPLOAD_LOOK_SECONDS,
+    ExpectedVersion,
+    LastOwnWrite,
+    Part,
+    Priority,
+    State,
+    Write,
+    WriteSpec,
+)
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
@@ -424,7 +433,7 @@ def test_an_upload_that_nobody_touches_expires(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_open_upload_is_asked_for_now_and_then_only(tmp_path: Path) -> None:
-    """Nobody touches it: at most one question in ten minutes."""
+    """Nobody touches it: at most one question in three minutes."""
 
     async def scenario(buffer: Buffer) -> None:
         upload = await OpenUpload.begin(buffer)

@@ -21,7 +21,6 @@ from gateway.writeback.flushing.state import (
     OTHERS,
     PARTS_AT_ONCE,
     UNUSED_SECONDS,
-    UPLOAD_LOOK_SECONDS,
     Abort,
     Aborted,
     Answer,
@@ -64,6 +63,7 @@ from gateway.writeback.flushing.state import (
 )
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,
+    UPLOAD_LOOK_SECONDS,
     Conditions,
     CreateAttempt,
     ExpectedVersion,

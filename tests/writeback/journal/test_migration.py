@@ -517,7 +517,7 @@ def _killed(path: Path, number: int) -> bool:
 
 def test_a_journal_of_yet_another_version_stays_as_it_is(path: Path) -> None:
     """Neither newer ones nor what is no journal of ours."""
-    for pragma in ("user_version = 4", "user_version = 0", "application_id = 7"):
+    for pragma in ("user_version = 5", "user_version = 0", "application_id = 7"):
         with closing(opened(path)) as connection:
             connection.execute(f"PRAGMA {pragma}")
             before = dump(connection)

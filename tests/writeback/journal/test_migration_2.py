@@ -107,3 +107,20 @@ def test_a_process_opens_it_as_its_own(path: Path) -> None:
     """As at the first start of a new version."""
     with closing(Journal(path.parent, lambda _: None)) as journal:
         assert journal.read(lambda tx: tx.counts()) == (5, 1)
+
+
+def test_version_3_has_the_same_tables(tmp_path: Path) -> None:
+    """Only its number changes: what is pending is as it was."""
+    with closing(connect(str(tmp_path / "journal"))) as connection:
+        connection.execute("BEGIN")
+        create(connection, 3)
+        JournalTransaction(connection, PlainPresence()).acknowledge(pending(key(SHARD), "file"))
+        connection.execute("COMMIT")
+        assert (check_version(connection), has_our_tables(connection)) == (3, True)
+        before = connection.execute("SELECT * FROM writes").fetchall()
+        prepare(connection)
+        assert (check_version(connection), has_our_tables(connection)) == (VERSION, True)
+        assert connection.execute("SELECT * FROM writes").fetchall() == before
+        write = JournalTransaction(connection, PlainPresence()).latest(key(SHARD))
+        assert write is not None
+        assert not write.is_etag_local

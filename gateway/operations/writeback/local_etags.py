@@ -1,0 +1,58 @@
+"""Conditions that name a version by the ETag with which this node acknowledged it, where the bucket's is another.
+
+A client that reads an object in ranges names in each the version that the first answer told (`If-Match`), and the
+flush may come in between. So the journal remembers both ETags of what it has flushed last under a key (`LastOwnWrite`).
+Where a request goes past the buffer, a condition with this node's ETag becomes one with the bucket's: the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gateway.operations.context import Answer, RequestContext, Response
+from gateway.s3.headers import NO_HEADERS, etag_matches, unquote, without
+from gateway.s3.requests import parse_copy_source
+from gateway.writeback.journal.records import LastOwnWrite
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+_OF_SOURCE = "x-amz-copy-source"
+_CONDITIONS = ("if-match", "if-none-match", "if-range", f"{_OF_SOURCE}-if-match", f"{_OF_SOURCE}-if-none-match")
+
+
+def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> LastOwnWrite | None:
+    """Have the request's conditions name versions by the bucket's ETags; the write that one of them was about."""
+    found, headers = None, context.request.headers
+    for name in _CONDITIONS:
+        value = headers.get(name)
+        if value is None or value.strip() == "*" or context.request.key is None:
+            continue
+        key = context.object_key
+        if name.startswith(_OF_SOURCE) and _OF_SOURCE in headers:
+            key = parse_copy_source(headers[_OF_SOURCE]).key
+        own = buffer.look(lambda tx: tx.last_own_write(key))  # noqa: B023 - called at once
+        if own is None or own.answered is None or own.etag is None or not etag_matches(value, own.answered):
+            continue
+        found, named = own, value.replace(unquote(own.answered), unquote(own.etag))
+        context.request = replace(context.request, headers={**context.request.headers, name: named})
+    return found
+
+
+def as_named(answer: Answer, own: LastOwnWrite) -> Answer:
+    """The answer to a read whose condition was about a write: it names the version as its client does."""
+    return _as_named(answer, own) if isinstance(answer, Response) else _as_named_later(answer, own)
+
+
+async def _as_named_later(answer: Coroutine[Any, Any, Response], own: LastOwnWrite) -> Response:
+    return _as_named(await answer, own)
+
+
+def _as_named(response: Response, own: LastOwnWrite) -> Response:
+    pairs = [*response.encoded.pairs, *response.headers]
+    etag = next((value for name, value in pairs if name == "etag"), None)
+    if etag is None or unquote(etag) != unquote(own.etag or ""):
+        return response
+    return replace(response, headers=[*without(pairs, "etag"), ("etag", own.answered or "")], encoded=NO_HEADERS)

@@ -1,0 +1,48 @@
+"""What keys look like, so far as a store may refuse them for it. Pure.
+
+S3 takes every key. Stores that keep objects as files do not: an empty part of a path, one that is too long, an object
+where there is a directory. What a bucket has refused so of an acknowledged write it is asked about before the next one
+is acknowledged, until it takes one.
+"""
+
+from __future__ import annotations
+
+import re
+
+FORMS_MAX = 64
+"""Of a bucket. With more, it is asked about every key."""
+
+EVERY_KEY = "*"
+
+_UNUSUAL = {
+    "an empty part": re.compile(r"^/|//"),
+    "a slash at the end": re.compile(r"/$"),
+    "a part of dots": re.compile(r"(^|/)\.{1,2}(/|$)"),
+    "a long part": re.compile(r"[^/]{256}"),
+    "a long key": re.compile(r"(?s).{901}"),
+    "control characters": re.compile(r"[\x00-\x1f\x7f]"),
+    "not ASCII": re.compile(r"[^\x00-\x7f]"),
+    "special characters": re.compile(r"""[\\:*?"'<>|`^{}\[\]#%~&$@=;+, ]"""),
+}
+"""Of bytes, one a character. File systems take 255 of a part."""
+
+
+def forms_of(key: str) -> frozenset[str]:
+    """All that a key is like: what `refused_forms` may say of another."""
+    return _unusual(key) | _directories(key) | {EVERY_KEY}
+
+
+def refused_forms(key: str, code: str) -> frozenset[str]:
+    """What a bucket that has refused a key for good may refuse again: what is unusual about it, or else, where it
+    looks like any other, what lies beside it."""
+    return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories(key)
+
+
+def _unusual(key: str) -> frozenset[str]:
+    text = key.encode("utf-8", "surrogatepass").decode("latin-1")
+    return frozenset(name for name, pattern in _UNUSUAL.items() if pattern.search(text))
+
+
+def _directories(key: str) -> frozenset[str]:
+    """The prefixes that end with a slash, and the empty one: one of them may be an object, or no directory."""
+    return frozenset({"in /", *(f"in /{key[: at + 1]}" for at, character in enumerate(key) if character == "/")})

@@ -1,0 +1,172 @@
+"""What the origin refuses for good after it was acknowledged: clause 5.12 of docs/semantics.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.clock import Moment
+from gateway.s3.requests import Operation
+from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
+from gateway.writeback.journal.records import Priority, Turn
+from gateway.writeback.offline_export.export import export
+from tests.support.memory_origin.faults import Answer, Fault, on
+from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
+
+KEYS = ("back/dir//file", "back/file/below")
+
+
+class Unwatched:
+    """An export that nobody watches."""
+
+    def begin(self, objects: int, size_bytes: int) -> None:
+        """It is small."""
+
+    def advance(self, size_bytes: int) -> None:
+        """It is small."""
+
+    def damaged(self, name: str, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def refusing(client: Client, status: int, code: str, name: str, operation: Operation = Operation.PUT_OBJECT) -> Fault:
+    return client.origin.inject(on(operation, key=name), Answer(status, code), times=None)
+
+
+def turn_of(client: Client, name: str) -> Turn:
+    pending = client.pending(name)
+    assert pending is not None
+    turn = client.buffer.look(lambda tx: tx.turn(pending.id))
+    assert turn is not None
+    return turn
+
+
+async def until_refused(client: Client, name: str) -> Turn:
+    async with client.flushing():
+        await eventually(lambda: turn_of(client, name).attempts > 0)
+    return turn_of(client, name)
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "InvalidArgument"),
+        (400, "XMinioParentIsObject"),
+        (405, "MethodNotAllowed"),
+        (409, "ObjectParentIsFile"),
+        (501, "NotImplemented"),
+    ],
+)
+def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
+    tmp_path: Path, status: int, code: str, name: str
+) -> None:
+    """5.12 Told with the origin's words; tried seldom, or when asked for; absorbed again when the origin takes one."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        fault = refusing(client, status, code, name)
+        await client.ask("PUT", name, b"kept")
+        turn = await until_refused(client, name)
+        assert (turn.last_error, turn.priority, turn.attempts) == (f"{code}: injected", Priority.REFUSED, 1)
+        assert turn.failing_since is not None
+        assert turn.due_at is not None
+        assert turn.due_at - turn.failing_since >= REFUSED_AGAIN_SECONDS / 2
+        assert (await client.ask("GET", name)).body == b"kept"
+        asked = client.origin.count(Operation.PUT_OBJECT, key=name)
+        async with client.flushing():
+            await client.ask("PUT", "back/other", b"x")
+            await eventually(lambda: client.pending("back/other") is None)
+        assert client.origin.count(Operation.PUT_OBJECT, key=name) == asked
+        like = f"{name}-2"
+        refusing(client, status, code, like)
+        answer = await client.ask("PUT", like, b"x", status=status)
+        assert (answer.headers["x-forebay-not-absorbed"], client.pending(like)) == ("key", None)
+        upload = await client.ask("POST", f"{like}?uploads")
+        assert upload.headers["x-forebay-not-absorbed"] == "key"
+        fault.times = 0
+        now = client.gateway.app.services.clock.now()
+        await client.buffer.journal.change(lambda tx: tx.try_now("bucket", "back/", now))
+        async with client.flushing():
+            await eventually(lambda: client.pending(name) is None)
+        assert client.origin.data("bucket", name) == b"kept"
+        assert (await client.ask("PUT", f"{name}-3", b"x")).headers["x-forebay-cache"] == "absorbed"
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_12_so_it_is_with_a_bucket_that_is_gone(tmp_path: Path) -> None:
+    """5.12 5.6 The next write is the bucket's; what was acknowledged arrives when the bucket is there again."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        fault = refusing(client, 404, "NoSuchBucket", "back/a")
+        await client.ask("PUT", "back/a", b"kept")
+        turn = await until_refused(client, "back/a")
+        assert (turn.last_error, turn.priority) == ("NoSuchBucket: injected", Priority.REFUSED)
+        through = await client.ask("PUT", "back/b", b"x")
+        assert through.headers["x-forebay-not-absorbed"] == "key"
+        assert (await client.ask("PUT", "back/c", b"x")).headers["x-forebay-cache"] == "absorbed"
+        fault.times = 0
+        async with client.flushing(ahead_seconds=100.0):
+            await eventually(lambda: client.pending("back/a") is None)
+        assert client.origin.data("bucket", "back/a") == b"kept"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("operation", [Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD])
+def test_5_12_so_it_is_with_an_upload(tmp_path: Path, operation: Operation) -> None:
+    """5.12 Whichever of its requests is refused; a later Complete of such a key is the origin's."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        begun = {name: await client.create(name) for name in ("back/d//a", "back/d//b")}
+        etags = {name: await client.part(name, upload_id, 1, bytes(PART_BYTES)) for name, upload_id in begun.items()}
+        refusing(client, 400, "InvalidArgument", "back/d//a", operation)
+        await client.complete("back/d//a", begun["back/d//a"], {1: etags["back/d//a"]})
+        turn = await until_refused(client, "back/d//a")
+        assert (turn.last_error, turn.priority) == ("InvalidArgument: injected", Priority.REFUSED)
+        completed = await client.complete("back/d//b", begun["back/d//b"], {1: etags["back/d//b"]})
+        assert completed.headers["x-forebay-not-absorbed"] == "key"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "ExpiredToken"), (400, "BadDigest"), (409, "OperationAborted"), (403, "AccessDenied")]
+)
+def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, code: str) -> None:
+    """5.12 5.6 It says nothing of the key."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        fault = refusing(client, status, code, "back/d//a")
+        await client.ask("PUT", "back/d//a", b"kept")
+        assert (await until_refused(client, "back/d//a")).priority is Priority.RETRY
+        assert (await client.ask("PUT", "back/d//b", b"x")).headers["x-forebay-cache"] == "absorbed"
+        fault.times = 0
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
+    """5.12 6.5 Like whatever else the origin never takes."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        refusing(client, 400, "InvalidArgument", "back/d//a")
+        await client.ask("PUT", "back/d//a", b"kept")
+        await until_refused(client, "back/d//a")
+        found = export(tmp_path / "writeback", tmp_path / "rescue", Unwatched(), running=True)
+        assert found.objects == 1
+        assert [one.read_bytes() for one in (tmp_path / "rescue" / "objects").iterdir()] == [b"kept"]
+        pending = client.pending("back/d//a")
+        assert pending is not None
+        now = Moment.of(client.gateway.app.services.clock)
+        assert await client.buffer.journal.change(lambda tx: tx.discard(pending.id, now, only_conflict=False))
+        assert client.pending("back/d//a") is None
+
+    with_client(tmp_path, scenario)
