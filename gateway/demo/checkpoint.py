@@ -46,7 +46,7 @@ class Checkpointer:
             time.sleep(_LOOK_SECONDS)
 
     def etag(self, key: str) -> str:
-        """Of an object that is there."""
+        """Return the ETag of an existing object."""
         found = self._etag(key)
         if found is None:
             raise DemoError(f"{key} is not there")

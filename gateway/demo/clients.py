@@ -25,7 +25,7 @@ class CacheTally:
         client.meta.events.register("after-call.s3.GetObject", self._count)
 
     def take(self) -> Counter[str]:
-        """What was counted since the last call."""
+        """Return the counts since the last call."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return counts

@@ -18,7 +18,7 @@ from gateway.demo.workload import DATA_PREFIX, Workload
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What an upload left in the bucket: the read must give back exactly this."""
+    """An object as uploaded. The read must return exactly these bytes."""
 
     key: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""What can end the demo early."""
+"""Errors that end the demo early."""
 
 from __future__ import annotations
 

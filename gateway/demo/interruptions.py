@@ -36,7 +36,7 @@ class Interruptions:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What arrives within the block is raised at its end: for steps that must be whole, such as cleaning up."""
+        """Delay signals until the end of the block, for steps that must not be interrupted, such as cleaning up."""
         self._holds += 1
         try:
             yield
@@ -45,7 +45,7 @@ class Interruptions:
         self._raise_pending()
 
     def check(self) -> None:
-        """Raise what has arrived by now, if anything has: whoever comes here is not being interrupted."""
+        """Raise the signal that has arrived, if any."""
         if self._pending is not None:
             raise Interrupted(self._pending)
 

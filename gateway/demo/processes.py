@@ -1,4 +1,4 @@
-"""A child process of the demo: started, ready when it says so, ended for certain, with its log at hand."""
+"""A child process of the demo: it says when it is ready, always ends, and has a log."""
 
 from __future__ import annotations
 

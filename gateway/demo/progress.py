@@ -1,4 +1,4 @@
-"""What goes on, while it goes on: bars on a terminal, one line per finished step anywhere else. Always on stderr."""
+"""Progress on stderr: bars on a terminal, one line per finished step anywhere else."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gateway.demo.epochs import Reading
 from gateway.demo.workload import Workload
 
 TABLE_WIDTH = 80
-"""Columns of a terminal that nobody has widened: the table must not need more."""
+"""The default width of a terminal, in columns: the table must fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def _digits(value: float) -> str:
 class Comparison:
     """The same work in rounds: straight to the bucket, through Forebay, and through Forebay's strict slots.
 
-    `first` is the time before the rounds, with nothing cached. `rereads` says that the rounds through Forebay read what
-    the first time has read, so that all of it can come from cache. `strict` is empty where strictness changes nothing.
+    `first` is the time before the rounds, with nothing cached. `rereads`: the rounds through Forebay read the same
+    objects again, so that all of them can come from the cache. `strict` is empty where strictness changes nothing.
     """
 
     what: str
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the median round through Forebay is than the median round straight to the bucket."""
+        """The median round straight to the bucket divided by the median round through Forebay."""
         return _spread(self.direct).median / _spread(self.forebay).median
 
     @property
@@ -96,7 +96,7 @@ class Report:
     comparisons: Sequence[Comparison]
 
     def not_from_cache(self) -> list[Comparison]:
-        """What was read again and not answered from this node's disk throughout: there must be none."""
+        """Return the rereads that the cache did not answer throughout. There must be none."""
         return [one for one in self.comparisons if one.rereads and one.hit_ratio < 1.0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Report:
 
 
 def table_of(report: Mapping[str, Any]) -> Table:
-    """Of `Report.as_dict()`, so that figures that were kept are shown as those just measured are."""
+    """Return the table of a `Report.as_dict()`, measured now or loaded from a file."""
     table = Table(
         title="The same job, straight to the bucket and through Forebay",
         caption=Text(_caption(report)),
@@ -156,7 +156,7 @@ def _caption(report: Mapping[str, Any]) -> str:
 
 
 def next_steps(command: str) -> str:
-    """What a person tries after the demo. `command` is how `forebay` was called."""
+    """Return the steps to try after the demo. `command` is how the user called `forebay`."""
     return f"""\
 Next:
   1. Start Forebay in front of your own bucket (it takes credentials and region from your AWS settings):

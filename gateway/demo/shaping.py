@@ -23,7 +23,7 @@ _FINEST_SLEEP_SECONDS = 0.002  # finer waits cost more than they shape: they add
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one connection to the far server gives."""
+    """The latency and rate of one connection to the distant server."""
 
     first_byte_seconds: float
     bytes_per_second: float

@@ -1,4 +1,4 @@
-"""What the demo runs on: a bucket, its distance, and two gateways in front; all gone when the `with` block ends.
+"""The servers of the demo: a bucket, its distance, and two gateways. They end with the `with` block.
 
 One gateway has the slots that README recommends. The other differs in `consistency = "strict"` alone.
 """
@@ -36,7 +36,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where the parts listen. `processes` are in the order of the data path, from the bucket to the client."""
+    """The addresses of the servers. `processes` are in the order of the data path, from the bucket to the client."""
 
     bucket_url: str
     forebay_url: str

@@ -102,7 +102,7 @@ class _Job:
         return self._compare(f"read {what}", once, rereads=True)
 
     def saves(self) -> list[Comparison]:
-        """How long the job waits for a save, and how long it takes until the bucket has it. Strict slots save alike."""
+        """Measure how long the job waits for a save, and when the bucket has it. Strict slots save the same way."""
         size = self.workload.checkpoint_bytes
         saves: dict[str, list[Reading]] = {self.direct.name: [], self.forebay.name: []}
         arrivals: dict[str, list[Reading]] = {self.direct.name: [], self.forebay.name: []}

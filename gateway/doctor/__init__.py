@@ -1,1 +1,1 @@
-"""What `forebay doctor` looks at: the configuration, the origin, the disk, the limits, clients, a running gateway."""
+"""`forebay doctor`: checks of the configuration, the origin, the disk, the limits, clients and a running gateway."""

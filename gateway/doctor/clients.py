@@ -52,7 +52,7 @@ def clients(settings: Settings, environment: Mapping[str, str]) -> Iterator[Find
 
 
 def _endpoint(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Where SDKs find S3, and who says so."""
+    """Return the endpoint that SDKs use, and the variable that sets it."""
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if environment.get(variable):
             return variable, environment[variable]

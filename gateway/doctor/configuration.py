@@ -35,7 +35,7 @@ def unusable(problems: SettingsError) -> Iterator[Finding]:
 
 
 def configuration(file: Path | None, loaded: LoadedSettings) -> Iterator[Finding]:
-    """What is in force, and every warning of the start."""
+    """Yield the settings in force, and every warning of the start."""
     settings = loaded.settings
     origin = "no file, so variables and defaults" if file is None else str(file)
     slots = len(settings.slots)

@@ -1,4 +1,4 @@
-"""What a check has found, and what to do about it."""
+"""The findings of a check, with advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How much it matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"

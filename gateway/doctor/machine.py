@@ -34,7 +34,7 @@ _SYNC_BYTES = 4096
 _SLOW_SYNC_SECONDS = 0.010
 
 _WORKER_BYTES = 300 * 2**20
-"""What a worker stays under (docs/operations.md), the page cache not counted."""
+"""The most memory that a worker takes (docs/operations.md), without the page cache."""
 
 
 def disk(settings: Settings) -> Iterator[Finding]:

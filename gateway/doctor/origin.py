@@ -220,7 +220,7 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
 
 
 def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key: bool) -> Iterator[str]:
-    """What the origin did not do, as a policy names it."""
+    """Yield the actions that the origin refused, as a policy names them."""
     if listed.status != 200:
         yield f"list ({listed.described}; s3:ListBucket)"
     if head.status not in ((200,) if has_key else (404,)):

@@ -20,7 +20,7 @@ _SIZE = re.compile(rb"<Size>(\d+)</Size>")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the origin said."""
+    """A response of the origin."""
 
     status: int
     headers: Mapping[str, str]
@@ -28,7 +28,7 @@ class Answered:
 
     @property
     def code(self) -> str | None:
-        """Of S3's error document; HEAD has none."""
+        """The code of the error document. HEAD has none."""
         return error_code_of(self.document) if self.status >= 300 else None
 
     @property
@@ -37,12 +37,12 @@ class Answered:
         return f"{self.status} {self.code}" if self.code else str(self.status)
 
     def first_key(self) -> str | None:
-        """Of a listing."""
+        """Return the first key of a listing."""
         found = _KEY.search(self.document) if self.status == 200 else None
         return None if found is None else _unescaped(found[1].decode(errors="replace"))
 
     def first_size(self) -> int:
-        """Of the first object of a listing, in bytes."""
+        """Return the size of the first object of a listing, in bytes."""
         found = _SIZE.search(self.document)
         return int(found[1]) if found is not None else 0
 

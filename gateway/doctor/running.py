@@ -25,7 +25,7 @@ _SMALL_BYTES = 4 * 2**20
 
 
 def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]:
-    """What it says of itself. That there is none is no mistake."""
+    """Yield what the running gateway reports. Without a running gateway there is nothing to find."""
     try:
         status = client.status()
         slots, exposition = client.slots().slots, client.metrics()
@@ -84,7 +84,7 @@ def _pending(status: Status) -> Iterator[Finding]:
 
 
 def _profile(bucket: BucketProfile) -> Finding:
-    """What the gateway has found out about a bucket that it writes back to."""
+    """Return the finding about a bucket that the gateway writes back to."""
     found = bucket_text(bucket.model_dump())
     if not bucket.md5_etags:
         return warning(AREA, found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
@@ -95,7 +95,7 @@ def _profile(bucket: BucketProfile) -> Finding:
 
 @dataclass(slots=True)
 class _Reads:
-    """What was read in a slot, and how often the origin was asked for it."""
+    """The reads of a slot, and the requests to the origin for them."""
 
     gets: float = 0.0
     sent_bytes: float = 0.0
@@ -103,7 +103,7 @@ class _Reads:
 
 
 def advised(slots: list[Slot], exposition: str) -> Iterator[Finding]:
-    """Slots whose objects are asked for again and again though nobody changes them."""
+    """Yield slots whose unchanged objects are asked for at the origin again and again."""
     reads = _reads(samples(exposition, {one.name for one in _COUNTED}))
     for slot in slots:
         found = reads[slot.name]

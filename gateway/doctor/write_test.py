@@ -1,6 +1,6 @@
-"""What writing needs, tried under a prefix that somebody has given for it: put, multipart, conditions, delete.
+"""Tries what writing needs under a prefix that the user names: put, multipart, conditions, delete.
 
-Whatever is made is deleted again, versions included, and what could not be is named.
+It deletes everything that it made, versions included, and names what it could not delete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OTHER_ETAG = '"00000000000000000000000000000000"'
 
 
 class _Made:
-    """What is to be deleted: (key, version) and (key, upload id)."""
+    """Objects (key, version) and uploads (key, upload id) to delete at the end."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str | None], None] = {}
@@ -75,7 +75,7 @@ async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> As
 
 
 async def _conditions(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
-    """Whether a write that must not overwrite anything is refused where there is something."""
+    """Yield whether the origin refuses a conditional write over an existing object."""
     again = await probe.ask("PUT", bucket, key, headers={"if-none-match": "*"}, body=_BODY)
     made.take(key, again)
     changed = await probe.ask("PUT", bucket, key, headers={"if-match": _OTHER_ETAG}, body=_BODY)

@@ -1,4 +1,4 @@
-"""What jobs work with."""
+"""The parts that jobs use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.policy.slots import Slots
 
 @dataclass(frozen=True, slots=True)
 class JobDependencies:
-    """What jobs work with; `homes` are where buckets are, as snapshots say it."""
+    """The parts that jobs use. `homes` says where buckets are, as snapshots record it."""
 
     origin: Origin
     catalog: Catalog

@@ -1,4 +1,4 @@
-"""Why an object is answered from here, or is not: what is known of it, as one document. The origin is not asked."""
+"""`forebay explain`: everything that this node knows about one object, without a request to the origin."""
 
 from __future__ import annotations
 

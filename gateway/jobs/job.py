@@ -1,4 +1,4 @@
-"""What is known of a job, and kept on disk while it exists."""
+"""The record of a job, which is on disk while the job exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERRORS_KEPT = 10
 
 
 class JobKind(StrEnum):
-    """What a job does with the objects that it is about."""
+    """The work that a job does with its objects."""
 
     WARM = "warm"
     EVICT = "evict"
@@ -83,7 +83,7 @@ def to_document(job: Job) -> dict[str, Any]:
 
 
 def pack(job: Job) -> bytes:
-    """What is written to disk."""
+    """Return the bytes of the job's file."""
     return orjson.dumps({"format": FORMAT_VERSION, "job": to_document(job)}, option=orjson.OPT_INDENT_2)
 
 

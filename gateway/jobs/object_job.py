@@ -2,8 +2,8 @@
 
     listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
 
-Yields to whoever waits for bytes now: while the workers fill blocks for readers, only PIECES_WHILE_BUSY are fetched at
-once. What a reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
+A job yields to readers: while workers fetch blocks for them, it fetches only PIECES_WHILE_BUSY at once. A block that a
+reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class ObjectJob:
         self._held: dict[str, int] = {}
         self._pin = 0
         self.coming_bytes = 0
-        """What has come of the pieces that are not done."""
+        """Bytes that have arrived for unfinished pieces."""
 
         self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
 
     async def run(self) -> None:
-        """Do what is left. Raises ForebayError when the listing fails, or the disk does, or a pin is refused."""
+        """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
             self._pin = await self._tools.blocks.pin(self.job.prefix)
         try:
@@ -264,7 +264,7 @@ class ObjectJob:
 
 
 def _as_recovered(job: Job, found: Recovered) -> Job:
-    """What was done behind `offset` is done again, and counted then; a list that lost its end is listed on."""
+    """Return the job as a restart continues it: from `offset`, and with the listing if the list lost its end."""
     if job.manifest and found.objects < job.objects_found:
         raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
     if job.manifest:

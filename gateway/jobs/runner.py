@@ -37,12 +37,12 @@ _log = structlog.get_logger("forebay.jobs")
 
 
 class TooManyJobs(ForebayError):
-    """So many jobs are running that no further one is begun."""
+    """The limit of running jobs is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job goes, and how long the rest takes; None: nobody knows, or it moves no bytes."""
+    """The rate of a job and its remaining time. None: unknown, or the job moves no bytes."""
 
     bytes_per_second: float | None
     seconds_left: float | None
@@ -53,9 +53,9 @@ UNKNOWN_PACE = Pace(None, None)
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A job that this process does. `doing` is cancelled to break it off; `following` stores how it ends.
+    """A job that runs in this process. Cancelling `doing` interrupts it; `following` stores how it ends.
 
-    `is_cancelled` tells a job that somebody has cancelled from one that breaks off with the process. `told` is set
+    `is_cancelled` tells a cancelled job from one that the process's end interrupts. `told` is set
     once its end is shown and it was tried to store it.
     """
 
@@ -70,8 +70,7 @@ class _Run:
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note_rate(self, now: float) -> None:
-        """How far it is by now. While it passes what is here, as where it is begun once more, that tells nothing of how
-        fast the rest comes."""
+        """Record the progress so far, without objects that were cached before, which say nothing about the rate."""
         job = self.work.job
         passed_bytes = job.bytes_done - job.bytes_fetched
         fetched_bytes = max(self.fetched_bytes, job.bytes_fetched + self.work.coming_bytes)
@@ -159,7 +158,7 @@ class Jobs:
         return sorted(self._tools.blocks.pins())
 
     async def unpin(self, prefix: str) -> bool:
-        """Have what lies under a pinned prefix evicted again, and end the jobs that pin it; False: it is not pinned."""
+        """Unpin a prefix and end the jobs that pin it. Return False if it is not pinned."""
         for job in self.all():
             if job.kind is JobKind.PIN and job.prefix == prefix and job.state is JobState.RUNNING:
                 await self.cancel(job.id)
@@ -283,9 +282,9 @@ class Jobs:
 
 
 async def _tried(message: str | None, work: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> bool:
-    """Whether `work` in a thread came to its end; if not, `message` is logged, where there is one.
+    """Run `work` in a thread and return whether it succeeded. If it failed, log `message`, if given.
 
-    Who is cancelled waits for that end, or what comes next could be overwritten by it.
+    A cancelled caller waits for its end, so that a late write cannot overwrite a newer one.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
     try:

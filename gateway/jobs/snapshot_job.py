@@ -38,7 +38,7 @@ class SnapshotJob:
         self._tools = tools
 
     async def run(self) -> None:
-        """Make it, or what is left of that. Raises ForebayError: then nothing of it stays."""
+        """Make the snapshot, or finish it. On ForebayError nothing of it stays."""
         store = snapshots_of(self._tools)
         if await asyncio.to_thread(made_by, store, self.job.name, self.job.id) is not None:
             self.job = replace(self.job, found_all=True)
@@ -83,7 +83,7 @@ class SnapshotJob:
 
 
 async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """What `work` gives, in a thread. Who is cancelled meanwhile waits for its end: nobody may close what it uses."""
+    """Run `work` in a thread and return its result. A cancelled caller waits for its end, as `work` uses open files."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
     try:
         return await asyncio.shield(running)
@@ -105,7 +105,7 @@ async def check_free(tools: JobDependencies, name: str) -> None:
 
 
 def snapshots_of(tools: JobDependencies) -> SnapshotStore:
-    """Where snapshots lie; StoreUnavailable where there is no cache directory."""
+    """Return the snapshot store. Raise StoreUnavailable without a cache directory."""
     if tools.snapshots is None:
         raise StoreUnavailable("snapshots need the cache directory, and it cannot be used")
     return tools.snapshots

@@ -101,9 +101,9 @@ class SnapshotService:
         return self._lines(name)
 
     async def compared(self, name: str, other: str | None) -> AsyncGenerator[bytes, None]:
-        """What is different in another snapshot, or else at the origin now, as JSON lines, in pieces.
+        """Yield the differences to another snapshot, or to the origin now, as pieces of JSON lines.
 
-        SnapshotError, StoreUnavailable and ValueError before the first; later, what the origin raises.
+        Raise SnapshotError, StoreUnavailable or ValueError before the first piece; later, errors of the origin.
         """
         prefix = await self._check(name)
         if other is not None and (await self._check(other)).bucket != prefix.bucket:

@@ -57,7 +57,7 @@ class JobStore:
                     path.unlink(missing_ok=True)
 
     def save(self, job: Job) -> None:
-        """Replace what is kept of a job; after a crash it is there whole, as it is now or as it was before."""
+        """Replace the record of a job. After a crash either the old or the new record is there, whole."""
         with _store_errors("a job cannot be written down"):
             write_durably(self._record(job.id), pack(job))
 
@@ -73,7 +73,7 @@ class JobStore:
             self.objects(job_id).unlink(missing_ok=True)
 
     def objects(self, job_id: str) -> Path:
-        """Where a job's list lies, or would."""
+        """Return the path of a job's list, which need not exist."""
         return self._directory / f"{job_id}{_LIST_SUFFIX}"
 
     def _record(self, job_id: str) -> Path:

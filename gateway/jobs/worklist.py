@@ -1,7 +1,7 @@
-"""The objects that a job is about, on disk: written by a listing or from a manifest, read behind it, in order.
+"""The objects of a job, on disk: written by a listing or from a manifest, and read in order while it grows.
 
-One JSON array a line: `[bucket, key]`, or `[bucket, key, etag, size]` where a listing has said so. An offset in it is a
-number of bytes: what a job has done up to there needs not be done again. Blocking, but for `Worklist.entries`.
+One JSON array a line: `[bucket, key]`, or `[bucket, key, etag, size]` from a listing. An offset is a number of bytes:
+a restart skips the objects before it. All of it blocks, except `Worklist.entries`.
 
 A manifest names the objects to warm, one `s3://bucket/key` a line, in the order in which they will be asked for.
 """
@@ -22,7 +22,7 @@ from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096
-"""Of a manifest: a bucket, a key of 1,024 bytes, and the scheme fit well."""
+"""The longest line of a manifest: scheme, bucket and a key of 1,024 bytes fit easily."""
 
 _READ_BYTES = 256 * 1024
 _FILE_MODE = 0o600
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Recovered:
-    """What a list holds, and how much of it lies before the offset that a job has come to."""
+    """The size of a list, in total and up to the offset that the job has reached."""
 
     last: Entry | None = None
     objects: int = 0
@@ -76,7 +76,7 @@ class Worklist:
             raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
     def sync(self) -> None:
-        """What was added survives a power cut when this returns; StoreUnavailable when the disk does not take it."""
+        """Make the added lines survive a power cut. Raise StoreUnavailable when the disk fails."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
             try:
@@ -87,7 +87,7 @@ class Worklist:
             raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
     def recover(self, offset: int) -> Recovered:
-        """What an earlier process has left; the list ends before the first line that a crash has torn."""
+        """Return the list that an earlier process left. Cut it off before the first line that a crash has torn."""
         found = Recovered()
         try:
             with self.path.open("r+b") as file:
@@ -101,12 +101,12 @@ class Worklist:
         return found
 
     def grown(self) -> None:
-        """Wake who waits for more; on the event loop."""
+        """Wake the readers that wait for more lines. Call it on the event loop."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
     def finish(self) -> None:
-        """Nothing more comes; on the event loop."""
+        """Mark the list as complete. Call it on the event loop."""
         self.complete = True
         self.grown()
 

@@ -1,10 +1,10 @@
-"""One crawl: parts of a slot's key space are listed at the origin by many at once, and landed in the listing index.
+"""One crawl: listers list parts of a slot's key space at the origin, and store them in the listing index.
 
     range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ what was known otherwise ─▶ catalog, blocks
 
-A lister holds one page. What has landed is known for good, so a crawl that is broken off is gone on with by the next,
-which is given what is missing still. Yields to whoever waits for bytes now: while the workers fill blocks for readers,
-only LISTERS_WHILE_BUSY ask.
+A lister holds one page in memory. A page in the index stays, so the next crawl continues an interrupted one: it gets
+the ranges that are still missing. A crawl yields to readers: while workers fetch blocks for them, only
+LISTERS_WHILE_BUSY listers ask.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _BUSY_LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CrawlPlan:
-    """What is crawled, by how many at once, and how far apart in time neighbours may be known as one.
+    """The key ranges of a crawl, the number of listers, and how far apart in time neighbouring ranges may be joined.
 
-    `finds_changes`: what the index knew otherwise is to be forgotten elsewhere too.
+    `finds_changes`: the catalog and the blocks forget keys that the index knew differently.
     """
 
     slot: str
@@ -152,7 +152,7 @@ class Crawl:
         return packed_page(document, crawl_range.stop)
 
     def _batch(self, crawl_range: CrawlRange, page: PackedPage, asked: QueryStamp) -> Batch:
-        """What the page tells of the range as it is now: others may have taken its end meanwhile."""
+        """Return the part of the page within the range, whose end another lister may have taken meanwhile."""
         end = bisect_left(page.listed, (crawl_range.stop, b""))
         is_all = page.next_token is None or page.is_cut or end < len(page.listed)
         stop = crawl_range.stop if is_all else min(crawl_range.stop, key_successor(page.listed[-1][0]))
@@ -193,10 +193,9 @@ def said(error: Exception) -> str:
 
 
 async def _drop_changed(catalog: Catalog, blocks: BlockCache, batch: Batch, changed: Sequence[bytes]) -> int:
-    """Of the keys that the index knew otherwise than the origin has listed them in `batch`; how many were dropped.
+    """Drop what is cached of keys that `batch` lists differently than the index did. Return how many were dropped.
 
-    Those of which the catalog has learned just what is listed are left alone: they were written through this gateway,
-    or looked up since, and their blocks are those of the version that is there.
+    Keys that the catalog knows as listed stay: this gateway wrote them or looked them up, so their blocks are current.
     """
     listed, dropped = dict(batch.listed), 0
     for raw in changed:

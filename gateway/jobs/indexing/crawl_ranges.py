@@ -1,8 +1,8 @@
-"""How listers divide what is left of a key space: who is idle takes the second part of what seems longest. Pure.
+"""How listers divide a key space: an idle lister takes the second part of the range that seems longest. Pure.
 
-A lister goes through a range of the key space from its start to its stop. Nothing need be known of the keys: what a
-lister has gone through without coming to the end is the measure of what is left, and where to cut is guessed
-(split_points.py). Split points of an earlier crawl or an inventory, where there are some, tell both better.
+A lister goes through a range from its start to its stop. Nothing need be known about the keys: the part that a lister
+has passed estimates the rest, and split_points.py guesses where to cut. Split points of an earlier crawl or an
+inventory improve both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.jobs.indexing.split_points import CharacterStatistics, cuts
 from gateway.metadata.listing.pages import key_successor
 
 _GUESSES_MIN = 4
-"""Where it is not even known whether there are keys behind, so many questions are asked at once."""
+"""Guesses that are tried at once while it is unknown whether keys follow."""
 
 _RUN_BETWEEN_SPLIT_POINTS = 4
 """Pages without a split point among them, where there are some: so much has been added there that guessing pays."""
@@ -26,7 +26,7 @@ _SAMPLES = 32
 
 @dataclass(eq=False, slots=True)
 class CrawlRange:
-    """[start, stop) of the key space; the keys behind the key `after` are to be listed. `start` moves on with them.
+    """A range [start, stop) of the key space. The keys after `after` are not listed yet; `start` moves with them.
 
     `run`: pages since it was last cut. `is_seen`: `after` is a key of the origin's, and not a guess. `is_reached`:
     there are keys at or behind `stop`. `before`: the range that ends where this one begins, until keys are found here.
@@ -42,7 +42,7 @@ class CrawlRange:
 
 
 class CrawlRanges:
-    """What is left to list."""
+    """The ranges that are not listed yet."""
 
     def __init__(self, parts: Sequence[CrawlRange], split_points: Sequence[bytes] = ()) -> None:
         self._split_points = split_points
@@ -84,7 +84,7 @@ class CrawlRanges:
         return True
 
     def _cut(self, idle: int) -> None:
-        """Have something wait, if anything can be cut."""
+        """Cut a range so that an idle lister gets work, if any can be cut."""
         marked = max(self._active, key=self._marks_in, default=None)
         if marked is not None and self._marks_in(marked) > 1:
             self._cut_at(marked, [self._middle(marked)])

@@ -29,7 +29,7 @@ from gateway.metric_observers import IndexMetrics
 from gateway.policy.slots import Slot
 
 LOOK_SECONDS = 5.0
-"""How often an index is looked at, for what was voided."""
+"""Seconds between two checks of an index for voided ranges."""
 
 _PAUSE_SECONDS_MAX = 60.0
 _REST_SECONDS_MIN = 1.0
@@ -42,9 +42,9 @@ _log = structlog.get_logger("forebay.index")
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """What a slot wants of its index. `refresh_seconds` None: what is listed once is not listed again.
+    """The index settings of a slot. `refresh_seconds` None: each range is listed once.
 
-    `inventory` names an S3 Inventory's manifest.json to begin with, sorted below `scratch`.
+    `inventory` names the manifest.json of an S3 Inventory to start from. It is sorted below `scratch`.
     """
 
     slot: str
@@ -56,7 +56,7 @@ class IndexPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the index knows of a slot at a moment."""
+    """The state of a slot's index at a moment."""
 
     known: Sequence[Interval]
     now: ObservedAt
@@ -92,7 +92,7 @@ class SlotIndex:
         )
 
     def is_same_as(self, other: SlotIndex) -> bool:
-        """Whether both keep the same, in the same way."""
+        """Return whether both keep the same keys with the same settings."""
         return self._aim == other._aim
 
     @property
@@ -196,7 +196,7 @@ class SlotIndex:
         return _Look(known, now)
 
     def _stand(self, look: _Look) -> None:
-        """What the index answers now."""
+        """Update the state that status shows."""
         progress = self.progress
         usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
         progress.complete = not gaps(self._parts, [KeyRange(one.start, one.stop) for one in usable])
@@ -222,7 +222,7 @@ class SlotIndex:
         return float(min(_PAUSE_SECONDS_MAX, 2.0**self._failures))
 
     def _is_done(self, learned: ObservedAt, now: ObservedAt, parts: int) -> bool:
-        """Whether it need not be listed now: it is younger than that part of the period."""
+        """Return whether a range is fresh: younger than this part of the refresh period."""
         if self._plan.refresh_seconds is None:
             return learned.boot != UNKNOWN_BOOT
         return learned.boot == now.boot and 0 <= now.seconds - learned.seconds < self._plan.refresh_seconds / parts
@@ -249,7 +249,7 @@ class SlotIndex:
 
 
 def _bound(tools: JobDependencies, slot: Slot) -> Bound:
-    """That of LIST of the slot's prefix, slots within that are never listed from the index left aside."""
+    """Return the age bound of a LIST of the slot's prefix, without the slots inside it that the index never answers."""
     within = tools.slots.under(slot.prefix.bucket, slot.prefix.key_prefix)
     bound = bound_of(one for one in within if one.consistency in LISTED)
     if bound is None:
@@ -277,7 +277,7 @@ class Indexes:
         return indexes
 
     async def follow(self, plans: Sequence[IndexPlan]) -> None:
-        """Keep these from now on, by the slots of now. Those that are as before are not disturbed."""
+        """Keep these indexes from now on. Unchanged ones continue undisturbed."""
         wanted = self._planned(plans)
         going_on = [one for one in self._kept if not one[1].done() and any(one[0].is_same_as(new) for new in wanted)]
         over, self._kept = [one for one in self._kept if one not in going_on], going_on
@@ -298,7 +298,7 @@ class Indexes:
         return [SlotIndex(self._tools, self._index, slots[plan.slot], plan, names, self._observer) for plan in plans]
 
     def _keep_all(self, wanted: Sequence[SlotIndex]) -> None:
-        """Each of them, by whoever keeps the same already."""
+        """Keep each of them, reusing a SlotIndex that already keeps the same keys."""
         kept = list(self._kept)
         self._kept = []
         for new in wanted:

@@ -1,9 +1,8 @@
-"""What an S3 Inventory is good for before the first crawl: even shares, and a first listing of `immutable` slots.
+"""S3 Inventory before the first crawl: even shares for listers, and a first listing of `immutable` slots.
 
-An inventory tells what there was hours ago, may lack what was written shortly before (S3 User Guide, "Amazon S3
-Inventory consistency"), and says nothing of when it saw which key. So it answers no LIST where that has a bound; in an
-`immutable` slot that nothing is written to, it stands for a listing of unknown age until the crawl, which follows in
-any case, has been there.
+An inventory is hours old, may lack recent writes (S3 User Guide, "Amazon S3 Inventory consistency"), and does not say
+when it saw a key. So it answers no LIST that has an age bound. In an `immutable` slot without writes it is a listing
+of unknown age until the crawl, which always follows, has replaced it.
 
 Its files list keys in any order, and more of them than memory holds: an LMDB environment in a scratch directory brings
 them into theirs.
@@ -40,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 UNKNOWN_BOOT = 0
-"""Of what an inventory has told: its age is unknown. A boot of the machine has this number once in 2 to the 32."""
+"""The boot number of inventory entries, whose age is unknown. A real boot has this number once in 2 to the 32."""
 
 SPLIT_POINT_EVERY = 1000
 _LANDED_AT_ONCE = 4096
@@ -95,7 +94,7 @@ class InventoryStart:
         self._directory.mkdir(mode=0o700, parents=True)
 
     async def _in_thread(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """What `work` gives. Who is cancelled meanwhile waits for its end: it reads what is closed and removed then."""
+        """Return the result of `work`. A cancelled caller waits for its end before it closes what `work` reads."""
         running = asyncio.create_task(asyncio.to_thread(work, *arguments, **options))
         try:
             return await asyncio.shield(running)

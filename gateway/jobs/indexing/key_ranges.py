@@ -25,10 +25,9 @@ class KeyRange:
 
 
 def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[KeyRange]:
-    """The keys under `prefix`, the whole of a slot's, in order.
+    """Return the key ranges under `prefix` that a slot's index keeps, in order.
 
-    Without those of slots within of which nothing is kept (strict ones), and of those that have an index of their own:
-    `indexed` are the names of all that have one.
+    Inner slots are left out if they are strict, or if they have an index of their own (`indexed`: the names of those).
     """
     start, stop = prefix.key_prefix.encode(), stop_of(prefix)
     within = [(one.prefix.key_prefix.encode(), one) for one in slots.of_bucket(prefix.bucket) if one.prefix != prefix]
@@ -48,7 +47,7 @@ def stop_of(prefix: Prefix) -> bytes:
 
 
 def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange]) -> list[KeyRange]:
-    """What of `parts` is in none of `known`; both are in order."""
+    """Return the parts of `parts` that are in none of `known`. Both are in order."""
     left, known = [], list(known)
     for part in parts:
         start = part.start

@@ -1,9 +1,8 @@
-"""Where to cut a part of the key space of which only the beginning has been seen. Pure.
+"""Guesses of where to cut a key range when only its beginning is known. Pure.
 
-Keys are guessed to go on as they have begun: where a digit stood there may be others, where a letter, others that have
-been seen. Each guess is a key behind the last key seen: so much of it as is kept, and a greater character of the same
-kind. What a guess finds out is worth its question, whichever way it goes: keys, then two can list from there on; or
-none, then all that lies behind is done, be it the rest of a hundred levels of directories.
+Keys are assumed to go on as they began: a digit may be followed by other digits, a letter by letters already seen. Each
+guess is a key after the last key seen: a prefix of that key, and a greater character of the same kind. Both outcomes
+are useful: if keys follow, two listers can go on from there; if none do, everything after the guess is done.
 
 Text is compared by code points here, which is the order of UTF-8 (RFC 3629, 1), so every guess is a valid key.
 """
@@ -58,7 +57,7 @@ class CharacterStatistics:
         self._tried.setdefault(position, [0, 0])[found] += 1
 
     def is_exhausted(self, position: int) -> bool:
-        """Whether guesses there hardly ever find anything."""
+        """Return whether guesses at this position hardly ever find keys."""
         missed, found = self._tried.get(position, (0, 0))
         return missed > _MISSES_MAX * (1 + found)
 
@@ -74,10 +73,10 @@ class CharacterStatistics:
 
 
 def cuts(last: str, stop: bytes, count: int, statistics: CharacterStatistics, *, is_reached: bool) -> list[str]:
-    """At most `count` keys between `last`, the last one that was seen, and `stop`, in order; none: no guess is left.
+    """Return at most `count` keys between `last`, the last key seen, and `stop`, in order. Empty: no guess is left.
 
-    `is_reached`: keys are known at or behind `stop`. Then most of what is left differs from `last` as early as it can,
-    and is cut there; else one cut each goes to several lengths, to find out where keys differ at all.
+    `is_reached`: keys are known at or after `stop`. Then most remaining keys differ from `last` early, so the cuts are
+    early. Otherwise one cut each goes to several lengths, to find out where keys differ.
     """
     if is_reached:
         for kept in range(len(last)):
@@ -97,7 +96,7 @@ def cuts(last: str, stop: bytes, count: int, statistics: CharacterStatistics, *,
 
 
 def _guesses(last: str, kept: int, stop: bytes, characters: Iterable[str]) -> list[str]:
-    """So much of `last`, and each of these characters, as far as a listing that begins there can find something."""
+    """Return the first `kept` characters of `last` with each of `characters`, where keys could follow."""
     guesses = [last[:kept] + character for character in characters]
     return [guess for guess in guesses if key_successor(key := guess.encode()) < stop and len(key) <= KEY_BYTES_MAX]
 

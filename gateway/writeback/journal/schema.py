@@ -34,8 +34,7 @@ from contextlib import closing, suppress
 from urllib.parse import quote
 
 from gateway.errors import StartupError
-from gateway.writeback.journal import migration
-from gateway.writeback.journal.migration import find_checkpoints, migrate
+from gateway.writeback.journal.migration import find_checkpoints
 
 VERSION = 4
 
@@ -188,19 +187,16 @@ def _create_file(path: str) -> None:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new journal, or those of a version before into these, in one transaction.
+    """Make the tables of a new journal, or convert an older one (migration.py), in one transaction.
 
-    StartupError for one of another version, which stays as it is; BufferDamaged where a row of version 1 cannot be read
-    (migration.py).
+    Raise StartupError for any other version, which stays as it is.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if is_new(connection):
             create(connection)
         elif (version := check_version(connection)) != VERSION:
-            if version == migration.VERSION:
-                migrate(connection, create)
-            elif version == _WITHOUT_CHECKPOINTS:
+            if version == _WITHOUT_CHECKPOINTS:
                 _add_checkpoints(connection)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             if version <= _WITHOUT_CHECKPOINTS:
@@ -219,9 +215,12 @@ def is_new(connection: sqlite3.Connection) -> bool:
 def check_version(connection: sqlite3.Connection) -> int:
     """The journal's version: this one, or one before. StartupError for any other, and for what is no journal."""
     version = _pragma(connection, "user_version")
-    if version not in range(migration.VERSION, VERSION + 1) or _pragma(connection, "application_id") != _APPLICATION_ID:
+    if (
+        version not in range(_WITHOUT_CHECKPOINTS, VERSION + 1)
+        or _pragma(connection, "application_id") != _APPLICATION_ID
+    ):
         raise StartupError(
-            f"the write-back journal has version {version}, this version of Forebay reads {migration.VERSION} to "
+            f"the write-back journal has version {version}, this version of Forebay reads {_WITHOUT_CHECKPOINTS} to "
             f"{VERSION}: what it holds is untouched; run the version that wrote it until everything is flushed"
         )
     return version
@@ -230,11 +229,7 @@ def check_version(connection: sqlite3.Connection) -> int:
 def has_our_tables(connection: sqlite3.Connection) -> bool:
     """Whether tables, indexes and triggers are, to the letter, those of the journal's version."""
     with closing(sqlite3.connect(":memory:")) as new:
-        version = check_version(connection)
-        if version == migration.VERSION:
-            migration.create(new)
-        else:
-            create(new, version)
+        create(new, check_version(connection))
         return _statements(connection) == _statements(new)
 
 
