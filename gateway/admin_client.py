@@ -285,7 +285,6 @@ class CallerLimits(Answer):
 
     @property
     def is_any(self) -> bool:
-        """Whether something is limited."""
         return any((self.max_concurrent_requests, self.requests_per_second, self.read_bandwidth, self.write_bandwidth))
 
 
@@ -337,7 +336,6 @@ class RecentRequest(Answer):
 
     @property
     def url(self) -> str:
-        """Of the object, or the bucket."""
         return _url(self.bucket, self.key)
 
     @property
@@ -360,7 +358,6 @@ class OriginFailure(Answer):
 
     @property
     def url(self) -> str:
-        """Of the object, or the bucket."""
         return _url(self.bucket, self.key)
 
 
@@ -656,7 +653,6 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
 
 
 def _labels(text: str) -> dict[str, str]:
-    """Of `a="1",b="2"}`."""
     found, at = {}, 0
     while label := _LABEL.match(text, at):
         found[label[1]], at = label[2], label.end()
@@ -713,7 +709,6 @@ class AdminClient:
         return self.get("/api/v1/callers", Callers)
 
     def explain(self, name: str) -> Explanation:
-        """What is known of `s3://bucket/key`."""
         return self.get(f"/api/v1/explain?{urlencode({'object': name})}", Explanation)
 
     def jobs(self) -> list[Job]:
@@ -733,11 +728,9 @@ class AdminClient:
         return self.post(f"/api/v1/{kind}", {"prefix": prefix}, Job)
 
     def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> Job:
-        """The same for the objects that a manifest lists."""
         return parsed(Job, self._ask("POST", f"/api/v1/{kind}", **_content(manifest, media_type)), self.base_url)
 
     def unpin(self, prefix: str) -> Prefix:
-        """Have what lies under a pinned prefix evicted again."""
         return self.post("/api/v1/unpin", {"prefix": prefix}, Prefix)
 
     def snapshots(self) -> SnapshotList:
@@ -762,7 +755,6 @@ class AdminClient:
         return self.delete(_snapshot_path(name) + ("?force=true" if force else ""), NamedAnswer)
 
     def snapshot_lines(self, name: str) -> Iterator[bytes]:
-        """What one holds, line by line."""
         return self._lines(f"{_snapshot_path(name)}/objects", {})
 
     def snapshot_differences(self, name: str, other: str | None) -> Iterator[bytes]:
@@ -770,16 +762,13 @@ class AdminClient:
         return self._lines(f"{_snapshot_path(name)}/diff", {"with": other} if other is not None else {})
 
     def flush(self, prefix: str, *, patience_seconds: float = 0.0) -> FlushProgress:
-        """Have everything tried now that is pending under a prefix."""
         return self.post("/api/v1/flush", {"prefix": prefix}, FlushProgress, patience_seconds=patience_seconds)
 
     def flush_progress(self, begun: FlushProgress, *, patience_seconds: float = 0.0) -> FlushProgress:
-        """What is left of it."""
         asked = {"prefix": begun.prefix, "through": str(begun.through)} | ({"is_name": "true"} if begun.is_name else {})
         return self.get(f"/api/v1/flush?{urlencode(asked)}", FlushProgress, patience_seconds=patience_seconds)
 
     def open_upload_count(self, prefix: str) -> OpenUploadCount:
-        """Of the uploads under a prefix that are no objects yet."""
         return self.get(f"/api/v1/flush?{urlencode({'prefix': prefix, 'through': '0'})}", OpenUploadCount)
 
     def pending_objects(self, prefix: str, *, problems: bool = False) -> Iterator[PendingObject]:
@@ -826,7 +815,6 @@ class AdminClient:
         return parsed(kind, self._ask("POST", path, patience_seconds=patience_seconds, **options), self.base_url)
 
     def delete(self, path: str, kind: type[AnswerType]) -> AnswerType:
-        """Have something end."""
         return parsed(kind, self._ask("DELETE", path), self.base_url)
 
     def _lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
@@ -922,7 +910,6 @@ def _passes(error: Exception) -> bool:
 
 
 def raise_problem(base_url: str, error: Exception) -> NoReturn:
-    """What was wrong, in words, and what to do."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
         hint = "; give it as FOREBAY_ADMIN__TOKEN, or in the file of --config" if response.status_code == 401 else ""

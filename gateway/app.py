@@ -210,7 +210,6 @@ async def _directory(
 
 @asynccontextmanager
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
-    """What there is without one."""
     yield (
         ClosedCache(node.origin, node.clock, node.metrics.cache),
         Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
@@ -324,7 +323,6 @@ class Upkeep:
 
     @property
     def writeback(self) -> WritebackAdmin | NoWriteback:
-        """Who sees to what the origin does not have yet."""
         return self.flushing.admin if self.flushing is not None else NoWriteback()
 
 
@@ -394,7 +392,6 @@ class _RatesInForce:
         self.now = self._made()
 
     async def follow(self) -> RequestRates:
-        """Those of the settings of now."""
         if self._of != self._live.request_rates:
             self._of, before = self._live.request_rates, self.now
             self.now = self._made()

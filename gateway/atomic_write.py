@@ -46,7 +46,6 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

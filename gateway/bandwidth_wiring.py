@@ -38,7 +38,6 @@ BandwidthPlan = tuple[Sequence[Ceiling], Sequence[Share]]
 
 
 def bandwidth_plan(settings: Settings) -> BandwidthPlan:
-    """What the memory of the ceilings hangs on."""
     return ceilings_of(settings), shares_of(settings)
 
 
@@ -103,7 +102,6 @@ def request_rates_of(
 
 
 def buckets_told(settings: Settings) -> set[str]:
-    """Those that metrics tell apart."""
     return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
 
 

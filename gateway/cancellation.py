@@ -62,7 +62,6 @@ def abandon(task: Task) -> None:
 
 
 def is_current_left() -> bool:
-    """Whether the current task was abandoned."""
     return _current() in _left
 
 
@@ -88,7 +87,6 @@ def turn() -> Iterator[None]:
 
 
 def turn_now() -> None:
-    """The same where one's turn is there already."""
     task = asyncio.current_task()
     work = _works.get(task) if task is not None else None
     if work is not None and not work.anywhere and work.is_abandoned():

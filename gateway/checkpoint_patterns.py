@@ -121,7 +121,6 @@ class _Matched(NamedTuple):
 
 
 def _match(patterns: Sequence[PartPattern | None], parts: Sequence[str], count: int | None) -> _Matched | None:
-    """How many parts it takes, as few as can be; exactly `count`, where that is said."""
     if None not in patterns:
         return _match_at(patterns, (), parts, 0, count)
     at = patterns.index(None)

@@ -78,7 +78,6 @@ class FileLease(Generic[F_co]):
 
     @property
     def is_open(self) -> bool:
-        """Whether `close` is still to come."""
         return self._file is not None
 
     def share(self) -> FileLease[F_co]:

@@ -18,7 +18,6 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_within(descriptor: int, seconds: float) -> bool:
-    """The same, and waits so long for whoever has it. Blocks."""
     give_up_at = time.monotonic() + seconds
     while not try_lock(descriptor):
         if time.monotonic() > give_up_at:

@@ -57,7 +57,6 @@ class LogFile:
         )
 
     def line(self, fields: Mapping[str, Any], at: float) -> str:
-        """Of what happened `at` a time, in seconds since 1970."""
         return json_line({"time": timestamp(at), "process": self._process, **fields})
 
     def write(self, line: str) -> None:

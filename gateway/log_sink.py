@@ -37,7 +37,6 @@ def _encodable(value: Any) -> Any:
 
 
 def timestamp(at: float) -> str:
-    """Of a time in seconds since 1970, as lines have it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -187,5 +186,4 @@ class LogSink:
 
 
 def _ends_a_line(descriptor: int, end: int) -> bool:
-    """Whether a file's bytes up to there are whole lines."""
     return end <= 0 or os.pread(descriptor, 1, end - 1) == b"\n"

@@ -70,7 +70,6 @@ def _teller(processors: list[structlog.typing.Processor]) -> Callable[[int], str
 
 
 def is_console(format: str, stream: TextIO) -> bool:
-    """Whether people read along, and no program."""
     return format == "console" or (format == "auto" and stream.isatty())
 
 

@@ -51,7 +51,6 @@ class Known(NamedTuple):
     together: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]] = {}
 
     def with_slots(self, slots: Sequence[str]) -> Known:
-        """The same with these slots instead."""
         return self._replace(values={**self.values, "slot": slots})
 
 
@@ -139,7 +138,6 @@ class Counter(Metric):
         (value if value is not None else self._new(label_values)).inc(amount)
 
     def value(self, *label_values: str) -> float:
-        """What this process's slot has counted."""
         return _number(self._child(label_values))
 
     def _new(self, label_values: tuple[str, ...]) -> Value:
@@ -174,7 +172,6 @@ class Gauge(Metric):
         return self._children
 
     def set(self, value: float, *label_values: str) -> None:
-        """Nothing for a name that is gone."""
         if not self._is_gone(label_values):
             self._child(label_values).set(value)
 
@@ -189,7 +186,6 @@ class Gauge(Metric):
         return label_values not in self._children and _NAMES.now(self.labels, label_values) != label_values
 
     def value(self, *label_values: str) -> float:
-        """What this process's slot holds."""
         return _number(self._child(label_values))
 
     def _child(self, label_values: tuple[str, ...]) -> prometheus_client.Gauge:

@@ -322,7 +322,6 @@ class WritebackMetrics:
         WRITEBACK_DISK_FULL.set(int(is_full))
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
-        """How many do not get to the origin now."""
         WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
 
     def oldest_conflict(self, slot: str, age_seconds: float) -> None:
@@ -330,7 +329,6 @@ class WritebackMetrics:
         WRITEBACK_OLDEST_CONFLICT_SECONDS.set(age_seconds, slot)
 
     def checkpoints(self, slot: str, state: str, count: int) -> None:
-        """How many are in a state."""
         CHECKPOINTS.set(count, slot, state)
 
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
@@ -344,7 +342,6 @@ class WritebackMetrics:
         WRITEBACK_JOURNAL_BYTES.set(size_bytes)
 
     def journal_failing(self, is_failing: bool) -> None:
-        """Whether the journal takes nothing of this process now."""
         WRITEBACK_JOURNAL_STATE.set(int(is_failing), "failing")
         WRITEBACK_JOURNAL_STATE.set(int(not is_failing), "well")
 
@@ -361,7 +358,6 @@ class WarmUpMetrics:
     """Objects that clients have a worker fetch in the background."""
 
     def waiting(self, change: int) -> None:
-        """So many more wait for their turn, or fewer."""
         WARM_UP_WAITING.add(change)
 
     def ended(self, slot: str, outcome: str) -> None:
@@ -535,7 +531,6 @@ class WorkerMetrics:
     """What one S3 worker counts."""
 
     def __init__(self, cache_capacity_bytes: int, recent: RecentRequests | None = None) -> None:
-        """`recent` is told of failures of the origin."""
         self._recent = recent
         self.cache_capacity(cache_capacity_bytes)
         self.requests = RequestMetrics()

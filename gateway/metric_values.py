@@ -151,7 +151,6 @@ class _WholeFile(MmapedDict):
         self.values: dict[str, SharedValue] = {}
 
     def cells(self, key: str) -> memoryview[float]:
-        """Of a number that is there: itself, and its time."""
         place = self._positions[key]
         return memoryview(self._m)[place : place + 16].cast("d")
 

@@ -75,7 +75,6 @@ class Homes:
         return self.by_bucket.get(bucket, self.main)
 
     def are_one(self, bucket: str, other: str) -> bool:
-        """Whether two buckets are at the same home."""
         return self.of(bucket) == self.of(other)
 
     def to_text(self) -> str:

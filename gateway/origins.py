@@ -68,7 +68,6 @@ class OriginKeys:
         await self.own.aclose()
 
     def of(self, request: OriginRequest) -> OriginCredentials:
-        """Whose key signs this request."""
         bucket = request.bucket
         if bucket is None:
             return self.own
@@ -109,7 +108,6 @@ class OriginKeys:
                 await _close(ended)
 
     async def _begun(self, before: _Named | None, one: OriginCredentialSettings, settings: Settings) -> _Named:
-        """The one of before where it can go on."""
         if before is not None and before.settings == one:
             if one.role_arn is None:
                 before.credentials.renew()

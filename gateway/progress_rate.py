@@ -37,7 +37,6 @@ class ProgressRate:
             seen.popleft()
 
     def begin_anew(self) -> None:
-        """What was seen tells nothing of what comes."""
         self._seen.clear()
 
     @property

@@ -145,7 +145,6 @@ class RecentRequests:
         self._origin = _Ring(self._map, _ORIGIN, ORIGIN_ROWS)
 
     def close(self) -> None:
-        """Nothing is kept any more. Idempotent."""
         self.slow_seconds = float("inf")
         self._map.close()
 
@@ -155,7 +154,6 @@ class RecentRequests:
             self.minute, self.slow_seconds = -1, -1.0
 
     def is_kept(self, status: str, seconds: float) -> bool:
-        """Whether `add` keeps a request that ended so."""
         return seconds > self.slow_seconds or is_error(status) or is_refusal(status)
 
     def add(self, request: FinishedRequest) -> None:

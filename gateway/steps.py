@@ -38,7 +38,6 @@ async def in_steps(steps: Steps[T]) -> T:
 
 
 def each(convert: Callable[[T], U], entries: Sequence[T]) -> Steps[list[U]]:
-    """What a function makes of each entry of a list."""
     converted: list[U] = []
     for first in range(0, len(entries), ENTRIES):
         if first:

@@ -315,7 +315,6 @@ class _BoundedExporter:
         self._is_over = False
 
     def end(self, span: Span) -> None:
-        """Have a span exported, where there is room."""
         if self._ended - self._exported >= WAITING_MAX:
             metrics.TRACE_SPANS.add(1, "dropped")
             _log.warning("the collector of traces is too slow: spans are dropped", "dropped")
@@ -324,7 +323,6 @@ class _BoundedExporter:
         span.end()
 
     def give_up(self) -> None:
-        """What is not exported by now is lost, and counted so."""
         with self._lock:
             self._is_over = True
             lost, self._exported = self._ended - self._exported, self._ended
@@ -361,7 +359,6 @@ class _BoundedExporter:
         return False
 
     def _is_exporting(self, due: float) -> bool:
-        """Whether a batch is on its way still, at that time."""
         if self._exporting is not None:
             self._exporting.join(max(0.0, due - time.monotonic()))
         return self._exporting is not None and self._exporting.is_alive()
@@ -409,5 +406,4 @@ def _error_type(status: str) -> str | None:
 
 
 def _told(attributes: Mapping[str, str | int | None]) -> dict[str, str | int]:
-    """Those that there are."""
     return {name: value for name, value in attributes.items() if value is not None}

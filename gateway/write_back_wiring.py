@@ -37,7 +37,6 @@ RESERVE_SECONDS = 10.0
 
 
 def buffer_directory(settings: Settings) -> Path:
-    """Where it lies in the cache directory."""
     return settings.cache.directory / DIRECTORY
 
 

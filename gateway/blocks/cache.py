@@ -110,7 +110,6 @@ class BlockCache:
         return warm_span(self._tools, version, byte_range, slot)
 
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
-        """The same of one version, for who asks again and again."""
         return HeldObject(self._tools, version, slot)
 
     def arrived(
@@ -294,11 +293,9 @@ class BlockCache:
 
     @property
     def isolation(self) -> CircuitBreaker:
-        """What the directory may be used for now."""
         return self._tools.isolation
 
     def usage(self) -> Usage:
-        """What all processes together have on disk and set aside."""
         return self._tools.directory.index.usage()
 
     async def rebuild_index(self) -> None:

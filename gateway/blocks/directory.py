@@ -350,7 +350,6 @@ class BlockDirectory:
         return step.done
 
     def _take_evicted(self) -> Evicted:
-        """What had to go since this was called last."""
         if not self._evicted_blocks:
             return Evicted()
         blocks, size_bytes = self._evicted_blocks, self._evicted_bytes

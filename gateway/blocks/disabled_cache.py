@@ -57,7 +57,6 @@ class ClosedCache:
         """Nothing is here."""
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
-        """Nothing is here."""
         return False
 
     def arrived(
@@ -72,7 +71,6 @@ class ClosedCache:
         """There are no first answers."""
 
     def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason:
-        """Nothing is kept."""
         return "not-kept"
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
@@ -95,7 +93,6 @@ class OriginReader:
     outcome: Outcome = "miss"
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason:
-        """Nothing is kept."""
         return "not-kept"
 
     def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheMetrics) -> None:

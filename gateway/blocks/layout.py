@@ -143,7 +143,6 @@ class BlockIds:
 
     @classmethod
     def of(cls, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> BlockIds:
-        """The same, from texts as they stand in a header."""
         ids = cls.__new__(cls)
         ids._begin(_object_id(b"%b\0%b" % (bucket, name)), etag, object_bytes)
         return ids
@@ -210,7 +209,6 @@ def checksums_offset(block: Block) -> int:
 
 
 def file_bytes(block: Block) -> int:
-    """What the block's file takes on disk, in whole pages."""
     return data_offset(block) + in_pages(block.length)
 
 
@@ -430,7 +428,6 @@ def queue_key(file: FileRecord) -> bytes:
 
 
 def queue_prefix(slot: int, queue: int) -> bytes:
-    """What the keys of a queue begin with."""
     return _QUEUE.pack(slot, queue, 0)[: _SLOT.size + 1]
 
 
@@ -587,7 +584,6 @@ class BlockSettings:
         return self._block_sizes.get(slot, self.block_size_bytes)
 
     def keeps(self, slot: str, size_bytes: int) -> bool:
-        """Whether objects of this size are kept in a slot."""
         size_max = self._kept_object_bytes_max.get(slot)
         return size_max is None or size_bytes <= size_max
 

@@ -253,7 +253,6 @@ _TRACING_PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.pro
 
 
 def _traces_can_be_sent() -> bool:
-    """Whether the extra is installed. Only packages above are imported for this."""
     try:
         return all(find_spec(name) for name in _TRACING_PACKAGES)
     except ModuleNotFoundError:

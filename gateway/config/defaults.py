@@ -119,7 +119,6 @@ def _cache(cache: CacheSettings, environment: Mapping[str, str], running: Settin
 
 
 def usual_directory(environment: Mapping[str, str]) -> Path:
-    """Where the cache of this user lies if no setting says more."""
     bases = (environment.get("XDG_CACHE_HOME") or "", os.path.expanduser("~/.cache"))
     # Without HOME and without an entry in passwd, as any uid in a container, the second stays as it is.
     base = next((one for one in bases if one.startswith("/")), None)
@@ -156,7 +155,6 @@ def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
 
 
 def held_bytes(directory: Path) -> int:
-    """What the files in a directory take on the disk."""
     held = 0
     for parent, _, names in os.walk(directory):
         for name in names:

@@ -540,7 +540,6 @@ class SlotSettings(Section):
 
     @property
     def consistency_in_force(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:
-        """What holds where `consistency` is omitted, too."""
         if self.consistency is None:
             return "ttl" if self.mode == "read-only" else "strict"
         return self.consistency
@@ -548,7 +547,6 @@ class SlotSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _frozen_is_read_only(cls, given: object) -> object:
-        """What is frozen by a snapshot need not be said to be read-only."""
         if isinstance(given, dict) and given.get("consistency") == "snapshot" and "mode" not in given:
             return {**given, "mode": "read-only"}
         return given

@@ -68,7 +68,6 @@ def load_settings(
 
 
 def _as_written(problem: ConfigError, document: object) -> ConfigError:
-    """The same with the value as it stands in the file."""
     value = document
     for part in re.findall(r"[^.\[\]]+", problem.key):
         inner = value[int(part)] if part.isdecimal() and isinstance(value, list) and int(part) < len(value) else None
@@ -176,7 +175,6 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
 
 
 def _content(file: PemFile | None, known: Mapping[Path, PemFile] | None = None) -> PemFile | None:
-    """As it is `known`, or else read; as it is where it cannot be, which the checks tell."""
     if file is not None and known is not None:
         file = known.get(file.path, file)
     if file is None or file.content is not None:

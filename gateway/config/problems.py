@@ -126,7 +126,6 @@ def toml_names(model: type[BaseModel]) -> list[str]:
 
 
 def _allowed(location: Sequence[int | str]) -> str | None:
-    """What the innermost setting on the way to `location` allows."""
     for depth in range(len(location), 0, -1):
         model = _model_at(location[: depth - 1])
         if model is None:

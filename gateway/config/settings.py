@@ -414,7 +414,6 @@ class Settings(Section):
 
     @property
     def homes(self) -> Homes:
-        """Where each bucket is."""
         main = self.origin.endpoint_url
         return Homes(main, {one.name: one.endpoint_url for one in self.buckets if one.endpoint_url not in ("", main)})
 

@@ -23,7 +23,6 @@ class Signer(NamedTuple):
 
     @property
     def used_by(self) -> str:
-        """What it is called in metrics."""
         bucket = self.prefix.removeprefix("s3://").partition("/")[0]
         return f"bucket:{bucket}" if self.slot is None else f"slot:{self.slot}"
 

@@ -244,7 +244,6 @@ class _Control:
         return json_answer(describe())
 
     def _figures(self, reading: Reading) -> dict[str, dict[str, float | None]]:
-        """What each slot holds and has given since the gateway started."""
         found = metric_reading.by_label(
             reading,
             "slot",
@@ -268,7 +267,6 @@ class _Control:
             return []
 
     async def document(self, reading: Reading) -> dict[str, Any]:
-        """Of `/api/v1/status`."""
         state = self._holder.state
         cache = self._settings.cache
         figures, disk = self._figures(reading), disk_document(reading)

@@ -29,7 +29,6 @@ LIMITS = ("concurrency", "rate", "read", "write")
 
 
 def known_credentials(settings: Settings) -> list[str]:
-    """Those whose requests are counted from the start."""
     unsigned = [UNSIGNED] if settings.server.allow_unsigned else []
     return [*([one.access_key_id for one in settings.credentials] or [OWN]), *unsigned, "none"]
 

@@ -31,7 +31,6 @@ class Guard:
     """
 
     def __init__(self, live: LiveSettings, audit: AuditLog | None = None) -> None:
-        """`audit` is told of everything that is asked for to change something."""
         self._live = live
         self._audit = audit
         self._directory = Path(os.path.realpath(live.now.cache.directory))
@@ -97,7 +96,6 @@ class Guard:
 
 
 def _is_of_another_site(request: Request) -> bool:
-    """Whether a browser says so. Another port of this machine is another site as well."""
     if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return True
     origin = request.headers.get("origin")

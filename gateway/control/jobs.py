@@ -40,7 +40,6 @@ class JobsApi:
         return await self._start(JobKind.WARM, request)
 
     async def evict(self, request: Request) -> Response:
-        """The same, to drop what is there."""
         return await self._start(JobKind.EVICT, request)
 
     async def pin(self, request: Request) -> Response:

@@ -53,7 +53,6 @@ _TROUBLE = {
 def overview_schema(
     status: dict[str, Any], slots: dict[str, Any], job: dict[str, Any], callers: dict[str, Any]
 ) -> dict[str, Any]:
-    """Of the parts that other endpoints give, too."""
     return {
         "type": "object",
         "properties": {

@@ -52,7 +52,6 @@ class OriginFinding:
 
     @property
     def is_key_not_renewed(self) -> bool:
-        """Whether that alone is wrong: the key is good still."""
         return self.state == "well" and self.problem is not None
 
     @property
@@ -76,7 +75,6 @@ class OriginCheck:
         prefix: Prefix | None = None,
         failures: SilenceCell | None = None,
     ) -> None:
-        """`failures`: where whoever else asks the origin tells that it has failed."""
         self._origin = origin
         self._failures = failures
         self._prefix = prefix if prefix is not None and prefix.bucket else None
@@ -178,7 +176,6 @@ class OriginCheck:
         return f"this machine's clock is {differ} that of {self._endpoint_url}"
 
     def _reason(self, error: OriginUnreachable) -> str:
-        """What kept the question from being answered, by the errors behind this one."""
         behind: BaseException | None = error
         while behind is not None:
             if isinstance(behind, socket.gaierror):
@@ -229,7 +226,6 @@ class OriginChecks:
         self._others: dict[Signer, OriginCheck] = {}
 
     async def findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
-        """What was found out about the origin, and about the others."""
         wanted = list(signers(self._live.now))
         self._others = {
             one: self._others.get(one) or self._new(one.endpoint_url, Prefix.parse(one.prefix)) for one in wanted

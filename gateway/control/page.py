@@ -52,7 +52,6 @@ _DOCS = [files("gateway").joinpath("docs"), Path(__file__).parents[2] / "docs"] 
 
 
 def page_routes() -> list[Route]:
-    """Of the page's files, and of the documentation."""
     routes = [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
     return [*routes, Route("/docs/{name}", _documentation)]
 

@@ -34,5 +34,4 @@ class RequestsApi:
         return json_answer(await self.document(limit))
 
     async def document(self, limit: int) -> dict[str, Any]:
-        """What is answered."""
         return await asyncio.to_thread(recent_requests, self._directory, limit, time.time())

@@ -10,13 +10,11 @@ from starlette.responses import Response
 
 
 def json_answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A document that nobody keeps."""
     body = orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
     return Response(body, status, {"cache-control": "no-store"} | (headers or {}), "application/json")
 
 
 def problem(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """What is wrong, in words."""
     return json_answer({"error": message}, status, headers)
 
 
@@ -42,5 +40,4 @@ def flag(request: Request, name: str) -> bool:
 
 
 def content_type(request: Request) -> str:
-    """Of the body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -208,7 +208,6 @@ class _Link:
 
 
 def _held(read: Path | Reading) -> dict[str, dict[str, float]]:
-    """What each slot has on disk and has given, and why it has missed."""
     read = read if isinstance(read, Reading) else Reading(read)
     of_slot = {
         "used": metrics.CACHE_USAGE_BYTES,

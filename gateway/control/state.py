@@ -56,7 +56,6 @@ class GatewayState:
 
     @property
     def is_followed(self) -> bool:
-        """All processes keep to the settings of now."""
         return all(one.ready and one.generation == self.generation for one in self.processes)
 
     def as_dict(self) -> dict[str, Any]:

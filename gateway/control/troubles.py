@@ -40,7 +40,6 @@ class Trouble(NamedTuple):
 
 
 def troubles(status: Mapping[str, Any]) -> Iterator[Trouble]:
-    """Of the document of `/api/v1/status`."""
     gateway, cache = status["gateway"], status["cache"]
     if gateway is None:
         yield Trouble("warning", "the gateway is starting", "", "ask again in a moment")

@@ -96,7 +96,6 @@ class WritebackApi:
 
     @_answered
     async def show(self, backend: WritebackBackend, _request: Request) -> Response:
-        """What only this node has, slot by slot."""
         return json_answer(await backend.summary())
 
     @_answered

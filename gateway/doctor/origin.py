@@ -208,7 +208,6 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
 
 
 def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
-    """What keeps objects out of the cache, as far as the answers show it."""
     entries: list[ListedEntry] = []
     with suppress(OriginBodyError):
         entries = parse_listed_page(listed.document, with_owner=False, leads_on=False).entries

@@ -210,7 +210,6 @@ class AsgiRequestBody:
         return b""
 
     async def _pass(self, admission: Admission, count: int) -> None:
-        """What the connection has read at once may be more than a piece."""
         piece_bytes = admission.piece_bytes("write") or count
         for begun in range(0, count, piece_bytes):
             await admission.pass_bytes("write", min(piece_bytes, count - begun))
@@ -253,7 +252,6 @@ def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> Enco
 
 
 def _passes_at_once(record: RequestRecord, length_bytes: int) -> bool:
-    """Whether a body may pass the limits now, in one piece. If so, it has."""
     admission = record.admission
     if admission is None or not length_bytes or (piece_bytes := admission.piece_bytes("read")) is None:
         return True
@@ -292,7 +290,6 @@ def _response(reply: Response, record: RequestRecord, body: Any) -> EncodedRespo
 
 
 def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
-    """The same for servers that know nothing but ASGI."""
     headers, length = own_fields(reply) + _ready_pairs(reply, record.request_id), content_length(reply)
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
@@ -309,7 +306,6 @@ def ready_lines(reply: Response, request_id: str) -> bytes:
 
 
 def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
-    """The same as pairs."""
     encoded_id = request_id.encode()
     pairs = [
         *[(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.encoded.pairs],
@@ -381,7 +377,6 @@ async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
 
 
 async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
-    """Where zero-copy sending is not to be had: TLS, other servers."""
     async with aclosing(span.read()) as pieces:
         async for data in pieces:
             await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -649,7 +644,6 @@ class S3App:
         expected: int | None,
         send_continue: Callable[[], None] | None,
     ) -> Response:
-        """Wait for room, then go on as usual. Where limits change meanwhile, by those of then."""
         clock, admission = self.services.clock, None
         began = clock.monotonic()
         found: CallerLimits | None = limits

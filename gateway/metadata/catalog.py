@@ -224,7 +224,6 @@ class Catalog:
             self._store.void_if_listed_otherwise(bucket, pairs, lambda entry: (entry.etag, entry.size_bytes))
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
-        """The same of records (listing/records.py)."""
         if len({record[DIGEST] for _, record in listed}) < len(listed):
             shared = shared_etags(etag_and_size(record) for _, record in listed)
             self.learn_habits(bucket, OriginHabits(shared_etags=shared))
@@ -422,7 +421,6 @@ class Catalog:
         await self.listing.settle()
 
     async def close(self) -> None:
-        """Write what is left, and leave the directory in order."""
         await self.joined_calls.close()
         await self.in_doubt.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())

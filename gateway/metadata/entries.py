@@ -258,7 +258,6 @@ def _pack_head(head: ObjectHead) -> tuple[int, int, int, bytes, bytes]:
 
 
 def has_extra(record: bytes) -> bool:
-    """Whether an extra record belongs to it."""
     return len(record) >= _FIXED.size and bool(record[_CHECKSUM_BYTES] & _EXTRA)  # the flags' low byte comes first
 
 
@@ -542,7 +541,6 @@ class InvalidationEpochs:
         return places
 
     def void(self, places: Sequence[int]) -> None:
-        """What the writes in these places may have changed."""
         for place in places:
             kind, digest = self._cells[place] & ~_DIGEST_MASK, self._cells[place] & _DIGEST_MASK
             if kind == _OF_KEY:
@@ -611,7 +609,6 @@ class InDoubtWrites:
             self._ending = asyncio.create_task(self._end_all(), name="writes in doubt")
 
     async def close(self) -> None:
-        """Nothing is ended any more."""
         ending, self._ending = self._ending, None
         if ending is not None:
             ending.cancel()

@@ -140,7 +140,6 @@ class JoinedCalls:
             self._over(question, call, calls)
 
     async def _watch(self) -> None:
-        """Have calls overtaken that take long, while there are any."""
         while self._under_way:
             await self.clock.sleep(_LOOK_SECONDS)
             now = self.clock.monotonic()
@@ -152,7 +151,6 @@ class JoinedCalls:
         self._watching = None
 
     def _over(self, question: Hashable, call: _Call, calls: list[_Call]) -> None:
-        """The next one's turn has come, if somebody waits for it."""
         is_latest = calls[-1] is call
         calls.remove(call)
         if not calls:

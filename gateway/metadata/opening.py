@@ -222,7 +222,6 @@ def _homes_before(path: Path) -> Homes | None:
 
 
 def _moved(path: Path, homes: Homes) -> list[str]:
-    """The buckets that are at another home now, of which nothing that is known is true."""
     before = _homes_before(path) or homes
     return sorted(bucket for bucket in {*before.by_bucket, *homes.by_bucket} if before.of(bucket) != homes.of(bucket))
 

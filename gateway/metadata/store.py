@@ -71,11 +71,9 @@ class DiskThread:
 
     @property
     def waiting(self) -> int:
-        """How much is not done yet."""
         return self._submitted - self._done
 
     def is_stuck(self, seconds: float) -> bool:
-        """Whether what it does now has taken longer than that."""
         begun = self._begun_seconds
         return begun is not None and time.monotonic() - begun > seconds
 
@@ -104,7 +102,6 @@ class DiskThread:
         return await in_time(self.submit(work, *arguments, **keywords), seconds_max)
 
     async def close(self, seconds_max: float) -> bool:
-        """Do what is left, and end; False when that takes longer."""
         self._is_closing = True
         self._works.put(None)
         thread = self._thread
@@ -179,7 +176,6 @@ class HeldRecord:
         self._seen = seen
 
     def holds(self) -> bool:
-        """Whether a look-up would say the same now."""
         store = self._store
         if not store.epochs.is_as_watched(self._watch):
             return False
@@ -291,7 +287,6 @@ class CatalogStore:
                 self.epochs.change_key(key)
 
     def entries(self) -> int:
-        """How many keys have a record, void ones included."""
         with self._environment.begin() as transaction:
             return int(transaction.stat(self._entries)["entries"])
 
@@ -369,7 +364,6 @@ class CatalogStore:
 
 
 def _is_of(entry: Entry, record: bytes | None) -> bool:
-    """Whether an entry says of its key what a listing says."""
     if entry.head is None or record is None:
         return entry.head is None and record is None
     modified, etag, size_bytes = version_of(record)
@@ -401,7 +395,6 @@ class CatalogWriter:
         self._writing: asyncio.Task[None] | None = None
 
     def add(self, update: CatalogUpdate) -> None:
-        """Have a update written soon."""
         if self._store is None:
             return
         if len(self._waiting) >= WAITING_MAX:

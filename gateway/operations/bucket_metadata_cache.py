@@ -57,7 +57,6 @@ async def bucket_answer(context: RequestContext) -> Response:
 
 
 def _is_plain(request: S3Request) -> bool:
-    """Whether the answer depends on nothing but operation and bucket."""
     return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 

@@ -49,7 +49,6 @@ def _region_asked(context: RequestContext) -> str:
 
 
 def _asks_for_settings(context: RequestContext, document: object) -> bool:
-    """Whether a 200 would say that the bucket is as the request wants it."""
     said = {name: value for name, value in context.request.headers.items() if name.startswith(_SETTINGS)}
     if any(one != ("x-amz-acl", "private") for one in said.items()) or not isinstance(document, bytes):
         return True

@@ -41,7 +41,6 @@ async def list_buckets(context: RequestContext) -> Response:
 
 
 def _elsewhere(context: RequestContext) -> list[str]:
-    """Those that may be in the answer. Which region a bucket is in is its home's to say."""
     request = context.request
     if request.parameter("bucket-region") is not None:
         return []

@@ -118,7 +118,6 @@ async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, 
 
 
 def _frozen(listing: Listing) -> Answer:
-    """Where all of the page is of one snapshot, it is answered at once."""
     wanted = _wanted(listing.query)
     found = parts(listing.context.services.slots, listing.bucket, wanted.start, max(wanted.start, wanted.stop))
     if len(found) == 1 and found[0].slot is not None:

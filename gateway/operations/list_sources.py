@@ -136,7 +136,6 @@ class BucketSource:
         return _until(rows_of(found.page, found.templates), wanted.stop)
 
     def known(self, wanted: ListRequest) -> Found | NeedsLookup | None:
-        """What the index knows of the page at once."""
         if self._strict or wants_revalidation(self._listing.context):
             return None
         found = self._find(wanted)
@@ -169,7 +168,6 @@ class BucketSource:
         return await self._ask(wanted)
 
     def _has_stale(self, wanted: ListRequest) -> bool:
-        """Whether the index knows where the page begins, however old that is."""
         listing = self._listing
         index, first = listing.context.services.catalog.listing, replace(wanted, limit=1)
         found = index.find(listing.bucket, first, _OF_ANY_AGE, with_owner=listing.query.with_owner, stale=True)
@@ -222,7 +220,6 @@ class BucketSource:
             return stale, "stale"
 
     async def _shared_page(self, wanted: ListRequest) -> Found:
-        """The origin's page: asked for now, or just before by another who asks for the same."""
         listing = self._listing
         index = listing.context.services.catalog.listing
         asked = index.asked(listing.bucket)
@@ -403,7 +400,6 @@ def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Pa
 
 
 def _holds(prefix: bytes, place: bytes) -> bool:
-    """Whether what lies behind `place`, up to the next edge, begins with the prefix."""
     return prefix <= place < prefix_end(prefix) if prefix else True
 
 
@@ -464,7 +460,6 @@ def _pending_row(pending: Write) -> ObjectRow:
 
 
 def _kind_of_prefix(tx: JournalView, bucket: str, common: bytes, place: bytes) -> Kind:
-    """Of a common prefix under which something is pending from a place on."""
     for count in (1, _TOMBSTONES_PASSED_MAX):
         if any(not one.deleted for one in tx.listing(bucket, max(common, place), prefix_end(common), count)):
             return Kind.PREFIX
@@ -499,5 +494,4 @@ def _checksum(pending: Write) -> str:
 
 
 def is_frozen_under(slots: Iterable[Slot]) -> bool:
-    """Whether a snapshot freezes a part of what is listed."""
     return any(slot.consistency == "snapshot" for slot in slots)

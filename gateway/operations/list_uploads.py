@@ -76,7 +76,6 @@ def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> boo
 
 
 def _is_busy(tx: JournalView, bucket: str) -> bool:
-    """Whether the origin may have uploads that are behind ours."""
     if tx.newest() or tx.are_any_aborting():
         return True
     return next(iter(tx.uploads(bucket)), None) is not None
@@ -118,7 +117,6 @@ class _Listing:
         return self.context.request.bucket or ""
 
     def row(self, wanted: ListRequest, upload: ListedUpload, *, is_ours: bool) -> _Row | None:
-        """As it is listed; None where it was listed before."""
         name, marker = upload.key.encode(), self.query.key_marker.encode()
         common = wanted.rolled_up(name)
         if common is not None:

@@ -174,7 +174,6 @@ def _is_judged(context: RequestContext) -> bool:
 
 
 def _names_anything(request: S3Request) -> bool:
-    """Whether a header names another object in a way that is not read here."""
     if "x-amz-rename-source" in request.headers or _copied(request) is None:
         return True
     return names_foreign_source(request.headers)
@@ -316,7 +315,6 @@ class _Read:
                 raise
 
     async def _granted(self) -> ObjectHead | None:
-        """What HEAD has said, if anything."""
         try:
             head = await self._head()
             if head is None or (self._is_of_bytes and _needs_a_key(head)):
@@ -340,7 +338,6 @@ class _Read:
         return self._context.services.rights.right(self._pair.access_key_id, kind, *self._key)
 
     def _remember(self, head: ObjectHead | None, asked: _Asked) -> None:
-        """Who pays, and whose bucket it must be, is for the origin to judge, each time."""
         if self._version_id is not None or not is_plainly_asked(self._headers):
             return
         rights, until = self._context.services.rights, asked.at_seconds + self._slot.authorization_ttl_seconds
@@ -351,7 +348,6 @@ class _Read:
             rights.grant(self._right(kind), until, asked.generation)
 
     def _may_be_told(self) -> bool:
-        """Whether what the origin says of the object answers the request, too: once is enough."""
         return self._slot.consistency == "strict" and self._context.request.parameter("partNumber") is None
 
     async def _head(self) -> ObjectHead | None:
@@ -395,7 +391,6 @@ class _Read:
 
 
 def _needs_a_key(head: ObjectHead) -> bool:
-    """Whether the bytes may be encrypted with a key that has rights of its own."""
     return head.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
 
 

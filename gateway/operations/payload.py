@@ -102,7 +102,6 @@ class IncomingBody:
         return self._verifier.verify(self.trailers)
 
     def digest(self, algorithm: str) -> bytes:
-        """That of the data, for a checksum of `also`."""
         return self._verifier.digest(algorithm)
 
 

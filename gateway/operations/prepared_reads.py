@@ -92,11 +92,9 @@ class PreparedVerification:
 
     @property
     def is_known(self) -> bool:
-        """Whether the catalog has said which version it is."""
         return self._answer.tally.is_known
 
     async def ask(self) -> PreparedAnswer | None:
-        """The answer; None: `read_object` is to be asked."""
         span = await self._unread.verified()
         if span is None:
             return None
@@ -158,7 +156,6 @@ class PreparedRead:
         return self._buffer is not None and self._buffer.may_be_pending(self._key)
 
     def holds(self) -> bool:
-        """Whether the version is still the one to answer by."""
         return self._hold.holds()
 
     def _counted(self, status: str) -> HitTally:
@@ -183,7 +180,6 @@ class PreparedRead:
         return PreparedVerification(judged.answer._replace(file=self._file), span) if span is not None else None
 
     def may_answer(self, values: Conditions) -> bool:
-        """Whether `answer` is likely to have one. Nothing is held."""
         judged = self._judged(*values)
         return judged is not None and (not judged.length or self._blocks.has(judged.first, judged.length))
 
@@ -265,7 +261,6 @@ class StrictRead:
         return PreparedQuestion(self, values) if is_likely else None
 
     async def ask(self) -> ObjectHead:
-        """What the origin says now. Raises as `Catalog.ask`."""
         return await self._services.catalog.ask(self.key, self.slot, headers=self._headers)
 
     def told(self, head: ObjectHead) -> _Told:

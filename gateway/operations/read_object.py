@@ -348,7 +348,6 @@ def wants_revalidation(context: RequestContext) -> bool:
 
 
 def has_cacheable_bytes(head: ObjectHead) -> bool:
-    """Whether blocks may hold the bytes of a version."""
     if (
         not head.version.etag
         or head.version.etag.startswith("W/")
@@ -475,7 +474,6 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
 
 
 def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
-    """What the response says; the answer's range is then that of its body."""
     first = answer.range.first
     if response.status == 416:
         return None  # of an empty object, or behind the end: HEAD tells which
@@ -669,7 +667,6 @@ class _Get:
                     await answer.aclose()
 
     def _inline(self, head: ObjectHead, answer: UnpinnedResponse) -> Response | None:
-        """The answer by an unpinned GET of a small object, all of which has come."""
         context, version = self.context, head.version
         asked = _asked_range(context, head)
         if version.size_bytes == 0:
@@ -741,12 +738,10 @@ def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
 
 
 def not_modified_headers(head: ObjectHead) -> list[tuple[str, str]]:
-    """Those of a 304 (RFC 9110, 15.4.5)."""
     return of_not_modified(filter_response_headers(head.headers))
 
 
 def of_not_modified(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of an answer's that a 304 has, too."""
     return [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED]
 
 

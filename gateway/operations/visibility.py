@@ -128,7 +128,6 @@ def changed_by(context: RequestContext) -> WriteScope:
 
 
 def changed_keys(context: RequestContext, keys: Iterable[str]) -> WriteScope:
-    """What a request changes that names its keys in its body."""
     return WriteScope(context.services.catalog, context.services.slots, context.request.bucket, keys)
 
 

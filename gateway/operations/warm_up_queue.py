@@ -221,7 +221,6 @@ class WarmUpQueue:
         self._fetching += 1
 
     async def _fetch_piece(self, version: ObjectVersion, piece: ByteRange, slot: Slot) -> bool:
-        """Have one piece on disk; whether it is. Raises what the last try did."""
         try:
             pause_seconds = _FIRST_PAUSE_SECONDS
             for _ in range(ATTEMPTS_MAX - 1):

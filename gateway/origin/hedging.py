@@ -77,7 +77,6 @@ class Hedging:
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
 
     def take(self) -> bool:
-        """Whether one more read may be sent again."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -169,7 +168,6 @@ class HedgedRead:
             self._hedging.ended(outcome, self._request)
 
     async def _following(self) -> ResponseStream | None:
-        """What another connection has brought of it, or is about to bring."""
         hedge, self._hedge = self._hedge, None
         if hedge is None:
             return None
@@ -180,14 +178,12 @@ class HedgedRead:
             raise
 
     def _end(self) -> None:
-        """The body is over, or nobody reads it any more."""
         self._drop()
         rest, self._rest_of = self._rest_of, None
         if rest is not None and rest.stream.is_complete and _comes_in_pieces(rest.stream):
             self._hedging.bodies.add(rest.stream.longest_gap_seconds)
 
     def _drop(self) -> None:
-        """Nobody needs the other connection any more."""
         hedge, self._hedge = self._hedge, None
         if hedge is None:
             return
@@ -198,7 +194,6 @@ class HedgedRead:
 
 
 def _comes_in_pieces(stream: ResponseStream) -> bool:
-    """Whether its body is long enough for pauses to be usual in it."""
     return stream.has_head and (stream.head.length_bytes or 0) > WHOLE_BYTES_MAX
 
 
@@ -235,14 +230,12 @@ class _Rest:
         return cls(request, stream, etag, (given.first, given.last, size_bytes))
 
     def request(self, received_bytes: int) -> OriginRequest:
-        """What asks for all behind the bytes that have come."""
         headers = {name: value for name, value in self._request.headers.items() if not name.startswith("if-")}
         headers["range"] = f"bytes={self._first + received_bytes}-{self._last}"
         headers["if-match"] = self._etag
         return replace(self._request, headers=headers)
 
     def continues(self, stream: ResponseStream, received_bytes: int) -> bool:
-        """Whether another answer brings just that."""
         head = stream.head
         wanted = f"bytes {self._first + received_bytes}-{self._last}/{self._size_bytes}"
         return (
@@ -253,6 +246,5 @@ class _Rest:
         )
 
     def moved_to(self, stream: ResponseStream, received_bytes: int) -> _Rest:
-        """The same from where another answer begins."""
         bounds = (self._first + received_bytes, self._last, self._size_bytes)
         return _Rest(self._request, stream, self._etag, bounds)

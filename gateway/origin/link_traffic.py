@@ -22,7 +22,6 @@ class AnswerKind(IntEnum):
 
     @property
     def direction(self) -> Direction:
-        """That of the bytes which such an answer waits for."""
         return "read" if self <= AnswerKind.HEAD else "write"
 
 
@@ -54,7 +53,6 @@ class LinkEnd(Protocol):
 
 
 def in_all(ends: Sequence[Mapping[Direction, Traffic]]) -> dict[Direction, Traffic]:
-    """What several have moved over one link."""
     return {direction: _sum([end[direction] for end in ends]) for direction in _DIRECTIONS}
 
 

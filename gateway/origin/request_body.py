@@ -61,7 +61,6 @@ class RequestBody:
 
     @property
     def can_be_sent_again(self) -> bool:
-        """Whether nothing of a stream is lost with this attempt."""
         return isinstance(self.content, bytes) or not self.content.touched
 
 

@@ -187,7 +187,6 @@ class Repetition(Enum):
 
 
 def repetition(request: OriginRequest) -> Repetition:
-    """What a repetition of `request` does."""
     if request.method in _READS:
         return Repetition.HARMLESS
     parameters = {name for name, _ in request.query}
@@ -214,7 +213,6 @@ def is_slow(request: OriginRequest) -> bool:
 
 
 def _depends_on_state(request: OriginRequest, parameters: set[str]) -> bool:
-    """Whether the request is carried out only in a state that it ends itself."""
     if "renameObject" in parameters or _APPEND in request.headers:
         return True
     of_source = f"{_SOURCE}-if-"
@@ -262,7 +260,6 @@ class SilenceBoard:
             log.warning("workers cannot tell each other that the origin is silent", error=str(error))
 
     def cell(self, host: str) -> SilenceCell:
-        """Where one host's record lies."""
         return self._cell(host)
 
     def failures(self, host: str) -> SilenceCell:
@@ -356,7 +353,6 @@ class CircuitBreaker:
         return self._heard_at >= moment
 
     def may_be_probed(self) -> bool:
-        """Whether a question of the gateway's own may be asked now."""
         return not self.is_open or self._clock.monotonic() >= self._next_probe_at
 
     def answered(self) -> None:

@@ -133,7 +133,6 @@ class _Sending:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing comes of asking twice."""
         return self.request.method in ("GET", "HEAD")
 
 
@@ -212,7 +211,6 @@ class S3Origin:
                     await self._clock.sleep(delay)
 
     async def _hold(self, sending: _Sending, rates: RequestRates) -> None:
-        """Wait until a request may be sent, which is held against nobody; OriginBusy."""
         began = self._clock.monotonic()
         with cancellation.turn():
             await rates.wait(sending.request, sending.held_seconds)
@@ -272,7 +270,6 @@ class S3Origin:
             raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
 
     async def _probed(self, sending: _Sending, seconds_max: float | None) -> None:
-        """Have the origin asked whether it lives, and wait for what comes of it."""
         self._probe(sending.target, sending.breaker)
         if (probe := self._probes.get(sending.target.host)) is not None:
             await asyncio.wait([probe], timeout=seconds_max)

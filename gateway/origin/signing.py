@@ -314,7 +314,6 @@ def _described(error: Exception) -> str:
 
 
 def _failure_is_logged(lookup: asyncio.Task[None]) -> None:
-    """Nobody waits for it."""
     if not lookup.cancelled() and lookup.exception() is not None:
         log.warning("origin_credentials_lookup_failed", error=type(lookup.exception()).__name__)
 

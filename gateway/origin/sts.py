@@ -236,7 +236,6 @@ class RoleCredentials:
 
     @property
     def is_closed(self) -> bool:
-        """Whether STS is not asked any more."""
         return self._keeping is not None and self._keeping.done()
 
     @property

@@ -149,7 +149,6 @@ class OriginMeter:
             before.let_go()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
-        """What a body of `request`, or of its answer, passes."""
         return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
@@ -207,7 +206,6 @@ class TrafficMeter:
 
     @property
     def limited(self) -> bool:
-        """Whether pieces may have to wait."""
         return self._now() is not None
 
     def _now(self) -> RateLimiter | None:

@@ -163,7 +163,6 @@ class RateLimiter:
         return self._at_link_since is not None
 
     def best_rank(self, now: float) -> int:
-        """Of the pieces that wait."""
         return self._rank(self._best(now), now)
 
     def give_up(self, now: float) -> None:
@@ -202,7 +201,6 @@ class RateLimiter:
     # Its own ceiling
 
     def _advance(self) -> None:
-        """Somebody has come, or gone."""
         if not self._waiting:
             if self._reserving is not None:
                 self._reserving.cancel()
@@ -248,7 +246,6 @@ class RateLimiter:
         self.let_pass(self._clock.monotonic())
 
     def _advance_without(self, now: float) -> None:
-        """Somebody has gone who has not passed."""
         if self._waiting and self._reserved:
             self._reserve(self._best(now).count)
         self._advance()
@@ -469,7 +466,6 @@ _OTHER = ""
 
 
 def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
-    """How many rows of cells all of them take."""
     guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
     of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
     found = sum(one.bytes_per_second is None for one in ceilings)

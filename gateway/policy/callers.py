@@ -196,7 +196,6 @@ class Gate:
 
     @property
     def limit(self) -> LimitName:
-        """What keeps those who find no room now."""
         if self._direction is not None:
             return self._direction
         if self._bucket is None:
@@ -237,7 +236,6 @@ class Gate:
         return not self._queues and max(self._until) <= now and self._take(cost, now)
 
     def has_room(self) -> bool:
-        """Whether there is no debt, and nobody waits."""
         now = self._clock.monotonic()
         is_free = self._bucket is None or self._bucket.delay_seconds(now) <= 0
         return is_free and not self._queues and max(self._until) <= now
@@ -317,7 +315,6 @@ class Gate:
                 waiter.passed.set_exception(LimitsReplaced())
 
     def look(self) -> None:
-        """Let pass whose turn it is, and tell the others who waits."""
         now = self._clock.monotonic()
         self._tell_waits(now)
         while (flow := self._next(now)) is not None:
@@ -391,7 +388,6 @@ class Gate:
                     self._until[self._own] = 0.0
 
     def _tell_waits(self, now: float) -> None:
-        """How long those who wait have done so since this was last told."""
         if self._queues and now > self._told_at:
             self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
         self._told_at = now
@@ -420,11 +416,9 @@ class BytesGates:
         self._expected: dict[int, float] = {}
 
     def expected_bytes(self, flow: int) -> int:
-        """What the first piece of an answer will have."""
         return round(self._expected.get(flow, self.piece_bytes))
 
     def learn(self, flow: int, count: int) -> None:
-        """What one had."""
         before = self._expected.get(flow, float(count))
         self._expected[flow] = before + (count - before) * _LEARNING
 
@@ -471,7 +465,6 @@ class CallersPlan:
 
     @property
     def rows(self) -> int:
-        """Of cells, for all of it; 0 where nothing is limited."""
         rows = sum(_GATES_OF_ACCOUNT * _rows_of_gate(account.flows) for account in self.accounts)
         return rows + 1 if rows else 0
 
@@ -645,7 +638,6 @@ class Admission:
         return True
 
     def _settle(self) -> None:
-        """The first piece is known: what was paid in vain is given back."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -742,11 +734,9 @@ class Callers:
 
     @property
     def any(self) -> bool:
-        """Whether anybody is limited."""
         return bool(self._accounts)
 
     def find(self, credential: str, user_agent: str) -> CallerLimits | None:
-        """What limits a caller; None: nothing does."""
         if not self._accounts:
             return None
         of_class = self._class_of(user_agent) if self._classes else None
@@ -781,7 +771,6 @@ class Callers:
             gate.let_go()
 
     def close(self) -> None:
-        """The process is to end: nobody waits for room any more."""
         for gate in self._gates:
             gate.close()
 

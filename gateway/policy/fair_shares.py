@@ -63,7 +63,6 @@ _FRESH, _CONTENDED, _FLOOR, _COUNT = range(_FIRST_ROWS)
 
 
 def rows_of(slots: int) -> int:
-    """How many rows of cells one direction takes."""
     return _FIRST_ROWS + 4 * slots
 
 
@@ -214,7 +213,6 @@ class FairShares:
         return virtual <= self._limit()
 
     def _is_needy(self, slot: int, now: float) -> bool:
-        """Whether it is under its guarantee."""
         guarantee = self._guarantees.get(slot)
         return guarantee is not None and guarantee.level(now) >= 0
 
@@ -224,13 +222,11 @@ class FairShares:
         return min(self._virtual.values(), default=math.inf) + slack_seconds * self._speed()
 
     def _speed(self, slot: int | None = None) -> float:
-        """By how much virtual time advances in a second; `slot` is about to wait, too."""
         assert self.link is not None  # noqa: S101 - nobody asks otherwise
         more = self._weights[slot] if slot is not None and slot not in self._virtual else 0
         return self.link.rate / max(1, self._weight_waiting + more)
 
     def _count(self, slot: int, count: int, now: float) -> None:
-        """It passes while somebody waits."""
         guarantee = self._guarantees.get(slot)
         if guarantee is not None:
             level = guarantee.level(now)

@@ -238,7 +238,6 @@ class LinkCapacity:
         return [one for one, at in zip(self._whole(row), told_at, strict=True) if now - at < _FRESH_SECONDS]
 
     def _fresh(self, row: int, now: float) -> list[float]:
-        """What the processes have told that turn."""
         told_at = self._numbers(_ARRIVED_AT)
         return [one for one, at in zip(self._numbers(row), told_at, strict=True) if now - at < _FRESH_SECONDS]
 
@@ -365,7 +364,6 @@ class LinkCapacity:
         return bodies > 0 and sum(self._fresh_whole(_STARVED, now)) >= _STARVED_PART * bodies
 
     def found(self, now: float) -> Found:
-        """What any process has found last."""
         times = self._numbers(_FOUND_AT).tolist()
         at = max(times)
         if not at:

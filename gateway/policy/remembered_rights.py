@@ -55,7 +55,6 @@ class RememberedRights:
         return Right(access_key_id, digest.digest())
 
     def holds(self, right: Right) -> bool:
-        """Whether the origin has granted it, and that counts still."""
         of_caller = self._until.get(right.access_key_id)
         until = of_caller.get(right.scope) if of_caller is not None else None
         return until is not None and self._clock.monotonic() < until

@@ -148,7 +148,6 @@ class Observer(Protocol):
 
 
 def places_for(slots: int, processes: int) -> int:
-    """How many rates there may be at a time."""
     bytes_of_place = 8 * processes * (_ROWS_OF_PLACE + rows_of(slots))
     return max(2, min(PLACES_MAX, MEMORY_BYTES_MAX // bytes_of_place))
 
@@ -227,14 +226,12 @@ class RequestRate:
         """By which it is told of."""
 
     def limiter(self, slot: int) -> RateLimiter:
-        """Where the requests of a slot pass."""
         found = self._limiters.get(slot)
         if found is None:
             found = self._limiters[slot] = RateLimiter(slot, None, self._link, self._clock)
         return found
 
     def send_away(self) -> None:
-        """Nobody who waits passes here any more."""
         for limiter in self._limiters.values():
             limiter.give_up(math.inf)
 
@@ -246,16 +243,13 @@ class RequestRate:
 
     @property
     def family(self) -> int:
-        """Of which bucket and direction."""
         claims = list(self.claims)
         return self._families[claims.index(max(claims))]
 
     def is_alive(self, now: float) -> bool:
-        """Whether anybody has needed it lately."""
         return self.name != _NOBODY and now - max(self._needed) < KEPT_SECONDS
 
     def is_over(self, now: float) -> bool:
-        """Whether so much is refused that it is no chance."""
         return max(self._refused_at) >= now - SPAN_SECONDS and sum(self._refused) - self._refused_before >= REFUSED_MIN
 
     def is_refused_beside(self, prefix: int, since: float) -> bool:
@@ -265,11 +259,9 @@ class RequestRate:
 
     @property
     def claimed_at(self) -> int:
-        """When it became that of whom it is; in seconds, not exact."""
         return max(self.claims) >> _NAME_BITS
 
     def is_needed(self, now: float) -> bool:
-        """Whether requests wait for it."""
         return now - max(self._needed) <= LULL_SECONDS
 
     def claim(self, name: int, family: int, course: Course, now: float) -> bool:
@@ -283,14 +275,12 @@ class RequestRate:
         return self.name == name
 
     def retire(self, now: float) -> None:
-        """It is nobody's."""
         self._write_claim(_NOBODY, now)
 
     def _write_claim(self, name: int, now: float) -> None:
         self.claims[self._own] = max(int(now), (max(self.claims) >> _NAME_BITS) + 1) << _NAME_BITS | name
 
     def take_over(self, other: RequestRate, now: float) -> bool:
-        """The same, of what another one knows."""
         course = Course(max(other._courses))
         if not course.is_measuring and now - course.began > GROWTH_SECONDS:
             course = Course.of(now - GROWTH_SECONDS, other.per_second(now))
@@ -343,7 +333,6 @@ class RequestRate:
                 self._begin(Course.of(now, self.per_second(now)), now)
 
     def advance(self, now: float) -> None:
-        """Have the rate be what it is by now; often called."""
         if now >= self._advance_at:
             self._advance_at = now + _ADVANCE_SECONDS
             self._advance(now)
@@ -403,7 +392,6 @@ class _Refusals:
         self._total += 1
 
     def others_share(self, prefix: str) -> float:
-        """What part of all is sent under other prefixes."""
         return 1 - self._sent[prefix] / self._total if self._total >= _SENT_MIN else 1.0
 
     def add(self, prefix: str, now: float) -> bool:
@@ -579,7 +567,6 @@ class RequestRates:
         return found
 
     async def aclose(self) -> None:
-        """Nobody is told of rates any more."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -675,7 +662,6 @@ class RequestRates:
         return found
 
     async def _watch(self) -> None:
-        """As long as there are rates, tell what they are, and forget those that nobody needs."""
         while self._live:
             await self._clock.sleep(_WATCH_SECONDS)
             now = self._clock.monotonic()
@@ -693,7 +679,6 @@ class RequestRates:
 
 
 def _name(bucket: str, prefix: str | None, direction: Direction) -> int:
-    """Of a bucket as a whole (None), odd; of a prefix of it, even."""
     text = f"{direction}\0{bucket}\0{prefix or ''}".encode("utf-8", "surrogatepass")
     found = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & (1 << _NAME_BITS) - 1
     return found | 1 if prefix is None else found & ~1

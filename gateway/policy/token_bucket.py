@@ -81,7 +81,6 @@ class TokenBucket:
         self._level(now, count)
 
     def taken_bytes(self) -> int:
-        """What all processes have taken since the beginning."""
         return sum(self._taken)
 
     def begin_as(self, before: TokenBucket, now: float) -> None:
@@ -201,7 +200,6 @@ class SharedCells:
 
     @classmethod
     def of_one_process(cls, rows: int, now: float) -> SharedCells:
-        """Cells that nobody else uses."""
         memory = mmap.mmap(-1, _size_bytes(rows, 1))
         _lay_out(memory, rows, 1, now)
         return cls(memory, rows, 1, 0)
@@ -222,7 +220,6 @@ class SharedCells:
         return self._whole_numbers[row * self.processes : (row + 1) * self.processes]
 
     def numbers(self, row: int) -> memoryview[float]:
-        """The same of fractions."""
         return self._numbers[row * self.processes : (row + 1) * self.processes]
 
     def column(self, row: int, rows: int, process: int) -> memoryview[int]:
@@ -230,7 +227,6 @@ class SharedCells:
         return self._whole_numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
 
     def column_of_numbers(self, row: int, rows: int, process: int) -> memoryview[float]:
-        """The same of fractions."""
         return self._numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
 
 

@@ -47,7 +47,6 @@ async def serve_background(context: ChildContext) -> None:
 
 
 async def _ask_origins(check: OriginChecks) -> None:
-    """For ever, so that the log tells how the origins answer also where nobody else asks."""
     while True:
         await check.findings()
         await asyncio.sleep(REMEMBERED_WELL_SECONDS)
@@ -74,7 +73,6 @@ async def _serve(context: ChildContext, check: OriginChecks) -> None:
 
 
 async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
-    """Whoever stops a node for good learns that its disk has what nobody else has."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_COUNT_SECONDS_MAX):
             left = await lent.writeback.summary()
@@ -143,7 +141,6 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
 
 
 async def _work(kept: Upkeep, lent: Holders) -> None:
-    """Until it is to be opened anew, or something fails."""
     outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
     tasks: list[asyncio.Task[Any]] = [outdated]
     tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]

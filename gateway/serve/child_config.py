@@ -26,7 +26,6 @@ def process_number(name: str) -> int:
 
 
 def generation_of(lines: bytes) -> int:
-    """That of the configuration in the first line."""
     return int(orjson.loads(lines.partition(b"\n")[0])["generation"])
 
 
@@ -72,7 +71,6 @@ class ChildConfig:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> ChildConfig:
-        """Of a line that was parsed."""
         bandwidth, callers, request_rates = (document[key] for key in ("bandwidth", "callers", "request_rates"))
         return cls(
             settings=settings_from_json(orjson.dumps(document["settings"])),

@@ -251,7 +251,6 @@ class ChildMonitor:
         self._changed()
 
     async def _end_when_hung(self, child: ChildProcess, files: SharedFiles) -> None:
-        """Kill a child that lives and does not turn: whoever waits for what it holds goes on."""
         number = process_number(self.name)
         unchanged, looks = 0, FIRST_BEAT_LOOKS
         stamp = files.heartbeats.stamp(number)
@@ -268,7 +267,6 @@ class ChildMonitor:
         child.signal(signal.SIGKILL)
 
     def _tell_of_hang(self, child: ChildProcess, looks_left: int, *, hangs: bool) -> None:
-        """Of one that has turned before: a start may take its time."""
         if hangs == self._hangs:
             return
         self._hangs = hangs

@@ -172,7 +172,6 @@ async def _reader(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTr
 
 
 async def _writer(descriptor: int) -> asyncio.WriteTransport:
-    """The same."""
     with ExitStack() as undo:
         pipe = undo.enter_context(os.fdopen(descriptor, "wb", buffering=0))
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)

@@ -57,7 +57,6 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether that is known."""
         return self._status.done()
 
     async def wait(self) -> int:

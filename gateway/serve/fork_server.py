@@ -142,7 +142,6 @@ class ForkServer:
             self._process.send_signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """The same, and wait until it is gone."""
         self.kill()
         async with self._turn:
             await self._end()

@@ -101,7 +101,6 @@ class _FileWork(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Nothing more comes of it."""
         return self.done.done() or self._is_undone
 
     def run(self) -> None:
@@ -257,7 +256,6 @@ class Reloader:
         return [*in_force, *(slot for slot in others if slot not in in_force)]
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:
-        """The first slot that writes back: nobody has the buffer open."""
         if any(slot.is_buffered for slot in running.slots) or (running.cache.directory / DIRECTORY).exists():
             return
         problem = recover_buffer(settings)

@@ -212,7 +212,6 @@ def _identity(directory: Path) -> bytes:
 
 
 def _remove_left_behind(shared_memory: Path) -> None:
-    """Those of gateways that live are locked."""
     for path in shared_memory.glob(f"{_beginning_of_names()}*"):
         with suppress(OSError):
             lock = _try_claim(path)

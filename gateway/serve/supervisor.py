@@ -127,7 +127,6 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
 
 
 def _as_text(problem: str | None) -> str | None:
-    """As it can be told: names of files and values of the environment may be no text."""
     return problem if problem is None else problem.encode(errors="backslashreplace").decode()
 
 
@@ -320,7 +319,6 @@ class _Supervisor:
         self._want(SlotChange.from_line(line))
 
     def _want(self, change: SlotChange | None) -> None:
-        """Have settings read anew, and a slot set or removed with that."""
         if change is not None or None not in self._wanted:
             self._wanted.append(change)
         self._is_wanted.set()
@@ -498,7 +496,6 @@ class _Supervisor:
         return not ending.done()
 
     async def _abandon(self) -> None:
-        """Kill what was started: nothing has been promised to anybody."""
         self._forks.kill()
         for monitor in self._monitors:
             monitor.stop(signal.SIGKILL)

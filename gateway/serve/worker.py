@@ -113,7 +113,6 @@ class _LiveCallers:
             task.add_done_callback(self._tending.discard)
 
     async def close(self) -> None:
-        """Nobody is served any more."""
         for task in self._tending:
             task.cancel()
         await asyncio.gather(*self._tending, return_exceptions=True)
@@ -137,7 +136,6 @@ class _LiveCallers:
 
 
 def server_limits(server: ServerSettings) -> ServerLimits:
-    """What one client may cost a port, as `[server]` says it."""
     return ServerLimits(
         head_timeout_seconds=server.head_timeout_seconds,
         body_timeout_seconds=server.body_timeout_seconds,

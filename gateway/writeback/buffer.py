@@ -122,7 +122,6 @@ class WritebackBuffer:
         return self.journal.read(lambda tx: tx.latest(key))
 
     def look(self, at: Callable[[JournalView], R]) -> R:
-        """What a look at the journal as it is now finds."""
         return self.journal.read(at)
 
     def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
@@ -232,7 +231,6 @@ class WritebackBuffer:
 
     @contextmanager
     def _watching_the_disk(self) -> Iterator[None]:
-        """Have the bounds know when it takes nothing."""
         try:
             yield
         except BufferUnavailable as error:

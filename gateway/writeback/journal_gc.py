@@ -44,7 +44,6 @@ class JournalGC:
             await self._clock.sleep(pause_seconds)
 
     async def _tidy(self) -> float:
-        """How long it took, in seconds."""
         self.needed = False
         began = self._clock.monotonic()
         await self._journal.tidy()

@@ -45,7 +45,6 @@ class Recovered:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing would be lost with the buffer."""
         return not (self.pending or self.uploads or self.orphans)
 
 

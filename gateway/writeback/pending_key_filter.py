@@ -39,7 +39,6 @@ class PendingKeyFilter:
         self._bytes = map_shared(path, _FILE_BYTES)
 
     def may_be(self, key: ObjectKey) -> bool:
-        """Whether the journal is to be asked about a key."""
         return self._bytes[hash_slot_of(key)] != 0
 
     def set(self, hash_slot: int) -> None:

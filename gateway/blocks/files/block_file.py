@@ -121,7 +121,6 @@ class ChunkChecksums:
 
     @property
     def complete_bytes(self) -> int:
-        """How many bytes lie in chunks whose checksum is final."""
         return min(len(self.packed) // _CRC.size * CHUNK_BYTES, self._length)
 
     @property
@@ -206,7 +205,6 @@ class ChunkMarks:
 
 
 def _mask(phase: int, offset: int, count: int) -> int:
-    """Of the chunks that bytes of the file lie in."""
     first = max(0, offset - phase) // CHUNK_BYTES
     last = max(0, offset - phase + count - 1) // CHUNK_BYTES
     return ((1 << (last - first + 1)) - 1) << first
@@ -234,7 +232,6 @@ class RecordMarks:
         _set_bit(self._begins, extent.offset // RECORD_UNIT_BYTES)
 
     def withdraw(self, offset: int, count: int) -> None:
-        """Of whole pages."""
         first, stop = offset // _BYTE_COVERS, (offset + count) // _BYTE_COVERS
         begins = self._begins
         stop = min(stop, len(begins))

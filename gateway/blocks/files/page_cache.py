@@ -152,7 +152,6 @@ class MappedPages:
         _libc.madvise(address, self.size_bytes, _MADV_RANDOM)
 
     def close(self) -> None:
-        """Nobody may ask any more."""
         _libc.munmap(self._address, self.size_bytes)
 
     def present(self, offset: int, count: int) -> bool:

@@ -61,7 +61,6 @@ class SmallBlock:
 
     @property
     def record_bytes(self) -> int:
-        """What it takes in a segment."""
         return layout.data_offset(self.block, ALIGNMENT_BYTES) + layout.aligned(self.block.length, ALIGNMENT_BYTES)
 
 
@@ -322,7 +321,6 @@ class BlockStore:
         self._unlink(self._partial / file)
 
     def unlink_of(self, worker: int, file: str) -> None:
-        """The same for a file of any slot."""
         self._unlink(self._place(file))
         self._unlink(self._partial_of(worker) / file)
 
@@ -356,7 +354,6 @@ class BlockStore:
             return sum(layout.in_pages(entry.stat(follow_symlinks=False).st_size) for entry in entries)
 
     def is_published(self, file: str) -> bool:
-        """Whether a file lies in its place now."""
         return os.path.lexists(self._place(file))
 
     def describe(self, file: str) -> ScannedFile | None:

@@ -66,7 +66,6 @@ class FileWatcher:
             self._loop.add_reader(self._descriptor, self._read)
 
     def close(self) -> None:
-        """Idempotent; nobody may watch any more."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._loop.remove_reader(descriptor)

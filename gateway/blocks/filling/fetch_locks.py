@@ -293,7 +293,6 @@ class FetchLocks:
         return True
 
     def others_fetch(self) -> bool:
-        """Whether other processes fetch blocks now."""
         return any(count for worker, count in enumerate(self._words[_COUNTS:_UNTIL]) if worker != self.worker)
 
     def wake_file(self, worker: int) -> int:
@@ -314,7 +313,6 @@ class FetchLocks:
     # The file that a holder writes
 
     def show_file(self, key: LockKey, nonce: int) -> None:
-        """Tell those who wait which file the block is written to."""
         self._change(key, key.held_by(self.worker), nonce)
 
     def shown_file(self, key: LockKey, holder: int) -> int:
@@ -348,7 +346,6 @@ class FetchLocks:
         return self.worker
 
     def _given_up_cell(self, number: int) -> int | None:
-        """A cell of a full set whose holder is not to be waited for."""
         return next((cell for cell, content in self._cells(number) if not self.turns(_holder(content))), None)
 
     def _change(self, key: LockKey, content: int, nonce: int = 0) -> bool:
@@ -379,7 +376,6 @@ class FetchLocks:
         return None
 
     def _cells(self, number: int) -> zip[tuple[int, int]]:
-        """Where the cells of a set begin, with their first words."""
         first = number * WAYS * _WORDS
         words = _FIRST_WORDS.unpack_from(self._map, number * _SET_BYTES)
         return zip(range(first, first + WAYS * _WORDS, _WORDS), words, strict=True)
@@ -423,7 +419,6 @@ class FetchLocks:
 
 
 def _holder(content: int) -> int:
-    """The worker that a cell names; -1: nobody."""
     return ((content & ~_AWAITED) >> _TAG_BITS) - 1
 
 

@@ -75,7 +75,6 @@ def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecor
 
 
 def _whole_blocks(offered: OfferedFile, block_size_bytes: int) -> Iterator[Block]:
-    """Those that lie in it as a whole."""
     stop = min(offered.offset + offered.size_bytes, offered.version.size_bytes)
     if stop <= offered.offset:
         return

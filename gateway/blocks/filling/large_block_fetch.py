@@ -213,7 +213,6 @@ class LargeBlockFetcher:
             self.observer.store_unavailable()
 
     def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
-        """Of a fetch that did not wait until its file was there. Blocks."""
         if begun is not None:
             begun[0].file.close()
             self.directory.discard(begun[0].reservation)

@@ -104,7 +104,6 @@ class UnpinnedResponse:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Those of the response; none once it was taken."""
         return self._response.headers if self._response is not None else {}
 
     def take(self, wanted: ByteRange) -> OriginResponse | None:
@@ -152,11 +151,9 @@ class UnpinnedGets:
 
     @property
     def any_pending(self) -> bool:
-        """Whether this process finds out any version now."""
         return bool(self._own)
 
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
-        """Whether somebody finds out the version at these bytes now."""
         lock = lock_of_place(layout.object_id(key), offset, headers)
         return lock in self._own or self._holder_elsewhere(lock) is not None
 

@@ -57,7 +57,6 @@ FetchKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]
 
 
 def fetch_key(block: Block, headers: Mapping[str, str]) -> FetchKey:
-    """What fetches that are shared have in common."""
     return block.id, frozenset(headers.items())
 
 
@@ -128,7 +127,6 @@ class InflightFetch:
 
     @property
     def is_abandoned(self) -> bool:
-        """Nobody waits for it, and nobody is expected."""
         if self._users or self.purpose is Purpose.READAHEAD:
             return False
         return self.purpose is Purpose.LIVE or not (self.all_arrived or self.is_awaited)
@@ -219,7 +217,6 @@ class InflightFetch:
         self._notify()
 
     def give(self, content: memoryview, available: int) -> None:
-        """So much of a small block is here."""
         self.content, self.available, self._begun = content, available, True
         self._notify()
 
@@ -269,7 +266,6 @@ class Fetchers:
 
     @property
     def writable(self) -> bool:
-        """Whether it makes sense to fetch anything for the disk now."""
         return self.isolation.writable and not self.directory.index.stalled
 
     def refuse(self) -> StoreUnavailable:
@@ -305,7 +301,6 @@ class SingleFlight:
         return fetch_key(block, headers) in self._fetches
 
     def is_anywhere(self, block: Block, headers: Mapping[str, str]) -> bool:
-        """Whether any process fetches a block."""
         return self.has(block, headers) or self._fetchers.locks.holder(_lock_of(block, headers)) is not None
 
     def fetches_for_readers(self) -> bool:
@@ -502,7 +497,6 @@ class SingleFlight:
         self._end(fetch, None)
 
     def _forget(self, fetch: InflightFetch) -> None:
-        """Whoever comes now begins another."""
         if self._fetches.get(fetch.key) is fetch:
             del self._fetches[fetch.key]
 

@@ -206,7 +206,6 @@ class GroupCommitWriter:
         self.held_bytes = 0
 
     def has_room(self, count: int) -> bool:
-        """Whether memory has room for a block of so many bytes."""
         return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
 
     async def take_room(self, count: int) -> None:

@@ -165,14 +165,12 @@ class WrittenBytes:
         self._of_thread = threading.local()
 
     def mark(self) -> tuple[int, int]:
-        """Where the counters stand."""
         opened = getattr(self._of_thread, "opened", None)
         if opened is None:
             opened = self._of_thread.opened = _Opened()
         return opened.read()
 
     def since(self, mark: tuple[int, int]) -> int:
-        """What this thread has written since a mark of its own."""
         passed, written_back = self.mark()
         return min(passed - mark[0], written_back - mark[1])
 
@@ -229,7 +227,6 @@ class Holding:
 
     @property
     def kept_bytes(self) -> int:
-        """What no other slot can have of it."""
         return max(self.staying_bytes, min(self.taken_bytes, self.guaranteed_bytes))
 
     @property
@@ -436,7 +433,6 @@ class _Room:
         return self._borrowers()
 
     def _borrowers(self) -> Iterator[int]:
-        """Who gives back: the slot that asks counts as if it had what it asks for."""
         holdings, asking = self._holdings, self._asking
         own_bytes = holdings[asking].borrowed_bytes + self._needed_bytes if asking is not None else 0
         asked = asking is None

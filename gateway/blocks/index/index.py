@@ -211,7 +211,6 @@ class BlockIndex:
     # Reads: microseconds, no lock.
 
     def lookup(self, block_id: bytes) -> Extent | None:
-        """Where a block lies, or None."""
         rows = self.rows(block_id)
         return layout.unpack_extent(*rows) if rows is not None else None
 
@@ -312,7 +311,6 @@ class BlockIndex:
         )
 
     def totals(self) -> Totals:
-        """What all slots together have."""
         with self.reading() as transaction:
             return transaction.totals
 
@@ -613,7 +611,6 @@ class BlockIndex:
         return self.pins_fit(transaction, transaction.slot(reservation.slot), reservation.disk_bytes, capacity)
 
     def pins_fit(self, transaction: IndexTransaction, slot: int, size_bytes: int, capacity: Capacity) -> bool:
-        """Whether a slot may pin so many bytes more."""
         holdings = self._holdings
         if holdings is None or holdings.capacity is not capacity or slot not in holdings.names:
             holdings = self._read_holdings(transaction, capacity)
@@ -715,7 +712,6 @@ class Pins:
         return self.of_each([key])[0]
 
     def of_each(self, keys: Iterable[ObjectKey]) -> list[int]:
-        """The same for several objects."""
         with self._index.reading() as transaction:
             prefixes = self.prefixes(transaction)
         return [prefixes.number_of(key) for key in keys]
@@ -728,7 +724,6 @@ class Pins:
         return known[1]
 
     def all(self) -> dict[str, int]:
-        """The number of every prefix that somebody has pinned."""
         kept = self._read().kept
         with self._index.reading() as transaction:
             return {prefix: number for prefix, number in sorted(transaction.pins().items()) if prefix not in kept}

@@ -47,7 +47,6 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """How long the oldest block was away."""
         return self.oldest_at - self.oldest
 
     def add(self, position: int, used_at: int) -> None:
@@ -299,7 +298,6 @@ class Epoch:
             account.reuse.add(account.position, used_at)
 
     def _settle_one(self, view: PolicyView, slot: int) -> None:
-        """Nothing had to go for it, or something old went: it stays."""
         account = view.account(slot)
         if PASSING_PART * account.queue_bytes[Queue.SMALL] > account.evictable_bytes:
             settled = view.head(slot, Queue.SMALL)

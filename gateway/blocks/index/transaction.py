@@ -130,7 +130,6 @@ class IndexTransaction:
         return number
 
     def account(self, slot: int) -> SlotAccount:
-        """What is known of a slot, by its number."""
         account = self._accounts.get(slot)
         if account is None:
             packed = self._saved[slot] = self._get(layout.ACCOUNTS + layout.pack_slot(slot))
@@ -179,7 +178,6 @@ class IndexTransaction:
         return row is not None and self._is_live(row[:FILE_KEY_BYTES])
 
     def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
-        """Those that the index has nowhere, each once."""
         return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
 
     def file(self, file: str) -> FileRecord | None:
@@ -233,7 +231,6 @@ class IndexTransaction:
         self.forget(file.slot, min(REMEMBERED_BLOCKS_MAX, REMEMBERED_TIMES * (account.blocks + SWEPT_MIN)))
 
     def remove(self, file: FileRecord) -> None:
-        """Take a file and its blocks out; it is to be unlinked."""
         self.take(file)
         self.set_pending_unlink(WorkerFile(self.worker, file.file))
 
@@ -273,7 +270,6 @@ class IndexTransaction:
                 POLICIES[self.account(file.slot).eviction].used(self, file, size_bytes)
 
     def size_bytes(self) -> int:
-        """What the index takes."""
         return layout.size_bytes(self._transaction, self._tables)
 
     def stale_rows(self) -> int:
@@ -343,7 +339,6 @@ class IndexTransaction:
         self._count(file, -1)
 
     def change(self, file: FileRecord) -> None:
-        """Have a file that is known by its name stand where it says."""
         known = self._file_at(layout.file_key(file.file))
         if known is None:
             raise lmdb.CorruptedError(f"the index has no row for {file.file}, which is to change")
@@ -380,14 +375,12 @@ class IndexTransaction:
         return file.used_at if file is not None and (file.queue, file.slot) == (Queue.EVICTED, slot) else None
 
     def next_sequence(self) -> int:
-        """A number that nobody else gets, higher than all before."""
         if self._next_sequence is None:
             self._next_sequence = self.sequence()
         self._next_sequence += 1
         return self._next_sequence - 1
 
     def sequence(self) -> int:
-        """What all numbers given are below."""
         if self._next_sequence is not None:
             return self._next_sequence
         return layout.unpack_numbers(self.counter(_SEQUENCE), 1)[0]
@@ -422,7 +415,6 @@ class IndexTransaction:
         return self._get(layout.PINS + layout.pack_pin(number)) is not None
 
     def set_pins(self, numbers: dict[str, int]) -> None:
-        """Have these pins and no others."""
         for key, _ in list(layout.items(self._transaction, self._tables.state, layout.PINS)):
             self._delete(key)
         for prefix, number in numbers.items():
@@ -497,7 +489,6 @@ class IndexTransaction:
     # Rows of `state`.
 
     def counter(self, name: bytes) -> bytes | None:
-        """What is written down under a name."""
         return self._get(layout.COUNTERS + name)
 
     def set_counter(self, name: bytes, packed: bytes) -> None:

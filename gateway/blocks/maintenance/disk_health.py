@@ -163,7 +163,6 @@ class DirectoryProbe:
     _yielded: Evicted = field(default_factory=Evicted)
 
     async def __call__(self, trouble: Trouble) -> Trouble | None:
-        """What is wrong now; None: nothing."""
         found = await self._try()
         if found is Trouble.FULL and await self._failure_of(self._yield_some) is None:
             self._yielded.tell(self.observer)
@@ -177,7 +176,6 @@ class DirectoryProbe:
         return Trouble.READ_ONLY if writing is Trouble.FAILING else writing
 
     async def _failure_of(self, step: Callable[[], None]) -> Trouble | None:
-        """What is wrong with the disk when a step fails."""
         try:
             await self.threads.probe(step)
         except BlockError as error:

@@ -68,7 +68,6 @@ class Maintenance:
                 return
 
     async def _retry_unlinks(self) -> None:
-        """What could not be unlinked is counted until it can be."""
         tools, now = self._tools, self._tools.clock.monotonic()
         if not tools.isolation.writable or now - self._unlinks_tried_at < UNLINKS_RETRIED_SECONDS:
             return

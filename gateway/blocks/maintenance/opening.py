@@ -62,7 +62,6 @@ def clear_up(directory: BlockDirectory, worker: int) -> None:
 
 
 def _size(directory: BlockDirectory, holder: WorkerFile) -> int:
-    """What a file takes that may have been published, or be gone."""
     return directory.store.disk_bytes(holder.file) or 0
 
 

@@ -113,7 +113,6 @@ class Scrubber:
             await asyncio.shield(self._save())
 
     async def _due(self) -> ScrubPass:
-        """The pass that is to be gone on with: the one under way, or the next when it is time."""
         last = self.progress
         if last is not None and last.ended_at is None:
             return last
@@ -182,7 +181,6 @@ class Scrubber:
         return read_bytes
 
     async def _drop(self, block: BlockRecord, slot: str) -> bool:
-        """Whether it was there still: what was evicted meanwhile is no loss."""
         if not self.isolation.writable:
             return False
         try:

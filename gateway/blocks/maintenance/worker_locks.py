@@ -103,6 +103,5 @@ def _file_name(worker: int) -> str:
 
 
 def _number_in(descriptor: int) -> int | None:
-    """Of the worker that has the lock, or had it before; None: nobody knows."""
     text = os.pread(descriptor, 8, 0).strip()
     return int(text) if text.isdigit() else None

@@ -260,7 +260,6 @@ class SubBlocks:
         return sum(present) * MANY >= len(present)
 
     def _fetch_behind(self, sub_block: Block, block: Block) -> None:
-        """Have the sub-blocks behind this one on their way that the range wants too."""
         for number in layout.block_numbers(self.request.part_in(block), SUB_BLOCK_BYTES):
             other = self._sub_block(number)
             if other.offset > sub_block.offset and self.index.lookup(other.id) is None:
@@ -348,7 +347,6 @@ class RangeReader:
             self.outcome = "partial" if several else "miss"
 
     async def _begin_to_read(self, source: Source) -> Source:
-        """Have the first piece ready; the source that it is from."""
         try:
             self._first = await self._next(self._request.range.first)
         except BaseException:
@@ -357,7 +355,6 @@ class RangeReader:
         return self._source or source
 
     def _lacks_sub_blocks(self, source: Source) -> bool:
-        """Whether sub-blocks are missing behind the first one, which is there."""
         if not self._opener.is_sub_block or not source.cached or source.stop >= self._request.range.stop:
             return False
         return self._opener.look_up() == "miss"

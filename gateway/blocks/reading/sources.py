@@ -58,7 +58,6 @@ class AheadMarks:
             self._blocks.popitem(last=False)
 
     def take(self, block_id: bytes) -> bool:
-        """Whether the block was marked; it is no longer."""
         return self._blocks.pop(block_id, self) is None
 
 
@@ -114,7 +113,6 @@ class ReadRequest:
 
     @property
     def blocks_of_object(self) -> int:
-        """How many blocks the whole object has."""
         return -(-self.version.size_bytes // self.block_size_bytes)
 
     def block(self, number: int) -> Block:
@@ -124,7 +122,6 @@ class ReadRequest:
         return self.block(block.offset // self.block_size_bytes - 1)
 
     def part_in(self, block: Block) -> ByteRange:
-        """What is wanted of a block that the range touches."""
         return ByteRange(max(self.range.first, block.offset), min(self.range.last, block.range.last))
 
 
@@ -529,7 +526,6 @@ def _make_ready(file: BlockLease, extent: Extent, position: int, count: int) -> 
 
 
 def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
-    """As `BlockIndex.lookup`, for who asks again and again."""
     index, held = tools.directory.index, tools.held_rows
     commit = index.last_commit.number()
     known = held.get(block_id)

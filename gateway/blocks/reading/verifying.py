@@ -44,7 +44,6 @@ class _Piece:
     verifying: asyncio.Task[Any] | None = None
 
     def has_reader(self) -> bool:
-        """Whether anybody still wants it. Any thread."""
         return self.is_wanted
 
     def let_be(self) -> None:
@@ -81,7 +80,6 @@ class PieceVerifier:
         self._ahead = self._taken(position, count) or self._begin(position, count, reads_on)
 
     def stop(self) -> None:
-        """Nobody wants to know any more."""
         self._taken(-1, 0)
 
     def _taken(self, position: int, count: int) -> _Piece | None:
@@ -153,7 +151,6 @@ class BlocksAhead:
             piece.let_be()
 
     def _begin(self, number: int) -> bool:
-        """Whether nothing more is to be done for a block now."""
         tools, block = self._tools, self._request.block(number)
         if block.id in self._fetched:
             return True

@@ -181,7 +181,6 @@ class S3Connection(HttpToolsProtocol):
             self.shared.client_watch.forget(self)
 
     def _on_end_ahead(self) -> None:
-        """The client has ended its side, behind bytes that nobody has read."""
         if self.cycle is None:
             return
         if self.wire is None:
@@ -286,7 +285,6 @@ class S3Connection(HttpToolsProtocol):
         return self._input is Input.HEAD
 
     def is_idle(self, now: float) -> bool:
-        """Whether its client has asked for nothing for IDLE_SECONDS."""
         return self._input is Input.HEAD and not self._received and now - self.waits_since > IDLE_SECONDS
 
     @property
@@ -415,7 +413,6 @@ class S3Protocol(S3Connection):
                 self.flow.pause_reading()
 
     def _try_head(self) -> None:
-        """Of a head of which nothing has been looked at: nearly always it is whole."""
         received = self._received
         if received[:2] == b"\r\n":  # tolerated before a request line, once (RFC 9112, 2.2)
             received = received[2:]
@@ -655,7 +652,6 @@ class S3Protocol(S3Connection):
 
 
 def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) -> tuple[int, int]:
-    """How much the kernel takes at once of a head, and of the file behind it."""
     try:
         lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
     except OSError:

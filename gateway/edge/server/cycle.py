@@ -383,7 +383,6 @@ class RequestCycle:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the rest of the request any more."""
         return self._gone or self.response_complete
 
     @property
@@ -391,7 +390,6 @@ class RequestCycle:
         return self.disconnected or self.transport.is_closing()
 
     def _begin_response(self, response: EncodedResponse) -> Sender | None:
-        """Send what can be sent of it now; what is left of a file."""
         if self.response_started:
             if self.writer.on_the_wire:
                 raise RuntimeError("a part of the response is out")
@@ -440,7 +438,6 @@ class RequestCycle:
     # Connection
 
     def connection_lost(self) -> None:
-        """The client is gone: whoever waits for it learns so."""
         if not self.response_complete:
             self.disconnected = True
         self.writer.abandon()

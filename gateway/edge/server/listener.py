@@ -54,7 +54,6 @@ class ConnectionCounts:
         self._counts[self._process] = 0
 
     def others_have_fewer(self, count: int) -> bool:
-        """Whether a process that accepts, and turns, has fewer."""
         counts = self._counts
         return any(0 < counts[other] <= count and not self._heartbeats.is_hung(other) for other in self._others)
 

@@ -161,7 +161,6 @@ class PreparedRequests:
         """The kinds that were learned last, or used last by a connection that had not had them yet."""
 
     def close(self) -> None:
-        """Nothing that was counted is kept back."""
         if self._laying is not None:
             self._laying.cancel()
             self._lay()
@@ -370,7 +369,6 @@ class PreparedRequests:
         credential: str,
         client: Client | None,
     ) -> None:
-        """Keep it among the requests of late, and in the access log."""
         remote = client[0] if client is not None else None
         sizes, who = (seconds, sent_bytes, 0), (credential, request_id, remote)
         finished = FinishedRequest(operation, key.bucket, key.key, slot, status, cache, None, None, *sizes, *who)
@@ -428,14 +426,12 @@ class PreparedRequests:
         return asked > 0 and asked & (asked - 1) == 0
 
     def _is_limited(self, key: Key, head: PreparedHead) -> bool:
-        """Heads of callers that are limited are not learned. A presigned one may be anybody's."""
         if self.callers is None:
             return False
         credential = self._authenticator.credential_of(key.access_key_id)
         return self.callers.find(credential, head.request.headers.get("user-agent", "")) is not None
 
     def _was_worth_it(self, place: object) -> None:
-        """What was prepared has been an answer: it is so the next time, too."""
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
     def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
@@ -497,7 +493,6 @@ class PreparedRequests:
 
 
 def _is_only_signed(values: HeadValues) -> bool:
-    """Whether a presigned query asks for nothing beside."""
     asked = strip_signature_parameters(parse_query(values.raw_query))
     return not asked or asked in _IDS
 
@@ -525,7 +520,6 @@ class ConnectionHeads:
 
     @property
     def may_learn(self) -> bool:
-        """Whether the head is worth a look once it was parsed."""
         return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
     def answer(self, raw: bytes) -> PreparedAnswer | Question | None:

@@ -466,7 +466,6 @@ class DirectReceive:
         return ReadBatch.SHARE
 
     def _fill(self, wanted: memoryview) -> tuple[int, ReadBatch]:
-        """How many bytes have come, and what there is behind them."""
         filled = 0
         while filled < len(wanted):
             try:
@@ -517,7 +516,6 @@ class Gathering:
         return self._seconds * random.uniform(0.75, 1.0)
 
     def came(self, size_bytes: int) -> None:
-        """So many bytes were there at the end of it."""
         longer = size_bytes < SLOW_BYTES
         self._seconds = min(SLOW_GATHERING_SECONDS_MAX, self._seconds * 8) if longer else GATHERING_SECONDS
 

@@ -266,7 +266,6 @@ def connection_scope(
     client: tuple[str, int] | None,
     extensions: Mapping[str, Any],
 ) -> dict[str, object]:
-    """What is the same for all requests of one connection."""
     return {
         "type": "http",
         "asgi": {"version": asgi_version, "spec_version": "2.3"},

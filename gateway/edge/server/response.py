@@ -477,7 +477,6 @@ class ResponseWriter:
 
     @property
     def sending(self) -> bool:
-        """Whether something is on its way past the transport."""
         return self._sender is not None
 
     @property

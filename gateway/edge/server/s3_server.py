@@ -339,7 +339,6 @@ class S3Server:
 
 
 def _oldest(connections: Iterable[S3Protocol]) -> list[S3Protocol]:
-    """Those of them that have waited the longest: a hundredth, and at least one."""
     waiting = list(connections)
     return heapq.nsmallest(1 + len(waiting) // 100, waiting, key=lambda one: one.waits_since)
 

@@ -32,7 +32,6 @@ class SharedBytes:
         self.held_bytes = 0
 
     def hold(self, holder: Callable[[], None], size_bytes: int) -> None:
-        """So many from now on, instead of what it held before."""
         self.held_bytes += size_bytes - self._sizes.get(holder, 0)
         if size_bytes:
             self._sizes[holder] = size_bytes

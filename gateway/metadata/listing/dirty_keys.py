@@ -174,7 +174,6 @@ class DirtyKeys:
             return dirty, clean
 
     def raise_floor(self, number: int) -> None:
-        """What was asked for below it may be too late from now on."""
         with self._environment.begin(write=True) as transaction:
             if number > self._number(transaction, _FLOOR):
                 transaction.put(_FLOOR, _NUMBER.pack(number), db=self._numbers)
@@ -237,7 +236,6 @@ class DirtyKeys:
 
 
 def _was_over(value: bytes, asked: int, seconds: float) -> bool:
-    """Whether the write had ended when the origin was asked."""
     in_flight, number, since = _DIRTY.unpack(value)
     return number <= asked and (not in_flight or seconds - since > WRITE_SECONDS_MAX)
 

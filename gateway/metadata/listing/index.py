@@ -86,7 +86,6 @@ class IndexWriter:
         return changed
 
     def sweep(self) -> None:
-        """Have some dirty keys let go of, if their time has come."""
         self._sweeps = min(self._sweeps + 1, SWEEPS_MAX)
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep(), name="dirty keys sweep")
@@ -190,7 +189,6 @@ class SharedQuestions(Generic[T]):
             del self._running[question]
 
     async def close(self) -> None:
-        """Give up those that nobody waits for any more."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -353,7 +351,6 @@ class ListingIndex:
         )
 
     def learn_truth(self, bucket: str, key: bytes, truth: AuthoritativeEntry, asked: QueryStamp) -> None:
-        """The same of a single key."""
         if self._writer is None:
             return
         listed, templates = numbered([] if truth.entry is None else [truth.entry])
@@ -516,7 +513,6 @@ def trim(store: ListingStore, slots: Slots) -> None:
 
 
 def _between(parts: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """What lies between them, and before and behind."""
     gaps, reached = [], b""
     for start, stop in parts:
         if reached < start:

@@ -56,7 +56,6 @@ def packed_page(body: bytes, stop: bytes = END) -> PackedPage:
 
 
 def _quick(body: bytes, stop: bytes) -> PackedPage | None:
-    """The same; None: it is written in another way."""
     start, end = body.find(_BEGIN), body.rfind(_END) + len(_END)
     if start < 0 or end < start:
         return None

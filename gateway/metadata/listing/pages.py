@@ -57,7 +57,6 @@ class ListRequest:
 
     @property
     def start(self) -> bytes:
-        """Where the first key may lie."""
         if not self.after:
             return max(self.prefix, self.begin)
         return max(self.prefix, self.begin, prefix_end(self.after) if self.skip else key_successor(self.after))
@@ -139,7 +138,6 @@ class _Rolling:
                 at_once = min(4 * at_once, _READ_AT_ONCE_MAX)
 
     def _plain(self, found: list[Listed]) -> int:
-        """How many at the beginning stand for themselves."""
         delimiter, skip = self._wanted.delimiter, len(self._wanted.prefix)
         for number, (key, _) in enumerate(found):
             if key.find(delimiter, skip) >= 0:

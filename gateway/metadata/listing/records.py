@@ -88,7 +88,6 @@ def with_template(record: bytes, template: int) -> bytes:
 
 
 def without_template(record: bytes) -> bytes:
-    """What is said of this object alone."""
     record = plain(record)
     return record[:_TEMPLATE_AT] + record[_TEMPLATE_AT + 2 :]
 

@@ -368,7 +368,6 @@ class ListingStore:
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
     def _is_known(self, transaction: lmdb.Transaction, one: WrittenKey) -> bool:
-        """Whether the index says whether there is such a key, at any age."""
         number = self._number(transaction, one.bucket)
         if number is None:
             return False

@@ -66,7 +66,6 @@ class Manifest:
         return Prefix.parse(self.prefix)
 
     def document(self) -> dict[str, Any]:
-        """As users are told of it."""
         return {
             "name": self.name,
             "prefix": self.prefix,
@@ -80,7 +79,6 @@ class Manifest:
 
 
 def pack(manifest: Manifest) -> bytes:
-    """What is written to disk."""
     layout = manifest.layout
     data = {"size_bytes": layout.size_bytes, "root": list(layout.root), "forms": list(layout.templates)}
     document = orjson.dumps(asdict(manifest) | {"layout": data}, option=orjson.OPT_INDENT_2) + b"\n"

@@ -106,7 +106,6 @@ class _Branch:
 
 @lru_cache(maxsize=1024)
 def _alike(size_bytes: int, count: int) -> struct.Struct:
-    """So many values of the same size."""
     return struct.Struct("<" + f"{size_bytes}s" * count)
 
 
@@ -131,7 +130,6 @@ class ObjectFile:
             raise
 
     def close(self) -> None:
-        """Nobody may read any more."""
         self._file.close()
 
     def record(self, key: bytes) -> bytes | None:
@@ -177,7 +175,6 @@ class ObjectFile:
             raise SnapshotUnusable(f"it has {found} objects instead of {objects}")
 
     def _leaf(self, key: bytes) -> _Leaf:
-        """The one that the key lies in, or would."""
         node = self._node(self._root)
         while isinstance(node, _Branch):
             node = self._node(node.children[node.child(key)])

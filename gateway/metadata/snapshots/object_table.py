@@ -52,7 +52,6 @@ class ObjectTable:
         self._numbers = {template: number for number, template in enumerate(self.templates)}
 
     def close(self) -> None:
-        """Nobody may use it any more."""
         self._environment.close()
 
     def append(self, entries: Sequence[ListedEntry]) -> None:
@@ -87,7 +86,6 @@ class ObjectTable:
             return [row for row in islice(cursor, count) if row[0] < stop]
 
     def count(self) -> int:
-        """How many objects there are."""
         with self._environment.begin() as transaction:
             return int(transaction.stat(self._entries)["entries"])
 

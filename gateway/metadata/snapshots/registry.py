@@ -81,7 +81,6 @@ class OpenSnapshot:
         return self._heads[with_checksums].get(key)
 
     def keep(self, head: ObjectHead, *, with_checksums: bool) -> None:
-        """Have it at hand for the next who asks."""
         _put(self._heads[with_checksums], head.version.key.key, head, HEADS_MAX)
 
     def lose(self, key: str) -> None:
@@ -175,14 +174,12 @@ class SnapshotRegistry:
         return [slot for slot in self._slots if slot.consistency == "snapshot"]
 
     async def refresh(self) -> None:
-        """Have open what there is."""
         if self._store is None:
             return
         async with self._refreshing:
             await self._refresh(self._store)
 
     async def close(self) -> None:
-        """Nobody may read any more."""
         async with self._refreshing:
             for name in list(self._open):
                 self._drop(name)
@@ -205,7 +202,6 @@ class SnapshotRegistry:
         self._seen = number
 
     def _is_to_be_looked_at(self, store: SnapshotStore, slot: Slot) -> bool:
-        """Whether the directory may say something else of the slot than what is known."""
         if store.changes.number != self._seen or slot.name not in self._problems:
             return True
         return self._clock.monotonic() - self._looked >= LOOK_SECONDS
@@ -232,7 +228,6 @@ class SnapshotRegistry:
         self._open[slot.name] = OpenSnapshot(snapshot)
 
     async def _opening(self, store: SnapshotStore, name: str) -> Snapshot:
-        """Who is cancelled meanwhile has it closed again."""
         opening = asyncio.ensure_future(asyncio.to_thread(store.open, name))
         try:
             return await asyncio.shield(opening)

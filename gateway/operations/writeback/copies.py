@@ -222,7 +222,6 @@ def _knows_no_etag(context: RequestContext, buffer: WritebackBuffer, upload: Wri
 
 
 async def _staged(context: RequestContext, buffer: WritebackBuffer, copying: _PartCopy, copy: Handler) -> Response:
-    """Where there is room; else the origin copies, if it can."""
     upload, slot = copying.upload, copying.upload.spec.slot
     await check_owner(context, upload)
     source = await _look(context, copying)
@@ -303,7 +302,6 @@ async def _look(context: RequestContext, copying: _PartCopy) -> _Source:
 
 
 def _refusal(status: int) -> S3Error:
-    """That of a copy whose source was answered so."""
     if status == 412:
         return s3_error("ServiceUnavailable", "The source has just been changed: try again.")
     return s3_error({400: "InvalidRequest", 403: "AccessDenied", 404: "NoSuchKey"}.get(status, "ServiceUnavailable"))

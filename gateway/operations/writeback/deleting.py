@@ -78,14 +78,12 @@ async def bury_pending(
 
 
 def _is_plain(entry: DeleteEntry) -> bool:
-    """Whether it says no more than its key."""
     return entry == DeleteEntry(entry.key)
 
 
 async def _tombstones(
     context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
 ) -> dict[ObjectKey, Write | S3Error | None]:
-    """Those of the keys under which something is pending, deleted here; or why not."""
     pending = list(dict.fromkeys(key for key in keys if buffer.pending(key) is not None))
     buried = await asyncio.gather(*(_acknowledge(context, buffer, key) for key in pending), return_exceptions=True)
     found: dict[ObjectKey, Write | S3Error | None] = {}

@@ -18,7 +18,6 @@ HEADER = "x-forebay-durable"
 
 
 def tells_durability(context: RequestContext) -> bool:
-    """Whether the answer to a read says it."""
     slot = context.slot
     return slot.write == "scratch" or (slot.is_buffered and is_marker(context.request.key or "", slot.markers))
 

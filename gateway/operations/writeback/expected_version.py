@@ -55,7 +55,6 @@ class ExpectedVersionQuery:
         return self._asking.result() if self._asking.done() else self.nothing
 
     async def aclose(self) -> None:
-        """Nobody wants to know any more."""
         self._asking.cancel()
         await asyncio.gather(self._asking, return_exceptions=True)
 

@@ -63,7 +63,6 @@ class FlushWait:
         name_by_bucket_etags(self._context, self._buffer)
 
     def is_needed(self, bucket: str, prefix: str) -> bool:
-        """Whether anything is pending in a bucket under a prefix."""
         start = prefix.encode()
         stop = prefix_end(start) if start else END
         return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
@@ -162,7 +161,6 @@ async def until_next_look(clock: Clock, began: float) -> None:
 
 
 def conflict(name: str) -> S3Error:
-    """409: somebody must decide first."""
     return s3_error(
         "OperationAborted",
         f"{name} was changed at the origin while a write of this node was on its way: somebody must decide which is to "

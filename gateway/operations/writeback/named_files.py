@@ -54,7 +54,6 @@ async def named_by_bytes(context: RequestContext, buffer: WritebackBuffer, conte
 
 
 async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> NamedFiles | None:
-    """The same of a CopyObject whose source the origin has."""
     if not names_files(context):
         return None
     source = parse_copy_source(context.request.headers.get("x-amz-copy-source", ""))
@@ -86,7 +85,6 @@ def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFi
 
 
 def _covered(context: RequestContext, named: NamedFiles) -> Steps[NamedFiles]:
-    """What the caller may know of: else its wait would tell what there is."""
     bucket, grant = context.object_key.bucket, context.grant
     are_covered = yield from each(lambda key: grant.covers(bucket, key), named.keys)
     keys = tuple(compress(named.keys, are_covered))

@@ -140,7 +140,6 @@ def _md5(response: OriginResponse) -> bytes:
 
 
 def _checksums(context: RequestContext, payload: Payload) -> dict[str, str]:
-    """Those that the part came with, algorithm → value; the body has passed."""
     sums = {**context.request.headers, **payload.headers}
     body = payload.body
     if isinstance(body, StreamedBody) and body.trailer_name is not None and body.trailer_value is not None:
@@ -184,7 +183,6 @@ async def check_owner(context: RequestContext, upload: Write) -> None:
 
 
 def number_of_part(context: RequestContext) -> int:
-    """Of UploadPart and UploadPartCopy."""
     return part_number("partNumber", context.request.parameter("partNumber") or "")
 
 

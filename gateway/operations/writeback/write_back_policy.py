@@ -191,7 +191,6 @@ def is_foretold(capabilities: BucketCapabilities | None, created: Mapping[str, s
 
 
 def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
-    """What a write names besides STANDARD, which each store has."""
     return frozenset({headers.get(_STORAGE_CLASS, "STANDARD")} - {"STANDARD"})
 
 
@@ -225,7 +224,6 @@ def has_conditions(headers: Mapping[str, str]) -> bool:
 
 
 def is_condition(name: str) -> bool:
-    """Whether a header makes a write depend on what is there."""
     return name.startswith(("if-", "x-amz-if-"))
 
 

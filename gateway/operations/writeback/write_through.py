@@ -227,7 +227,6 @@ class _Wait:
         self._clock = clock
 
     async def is_over(self) -> bool:
-        """Whether the answer is known, after some time at most."""
         pause = asyncio.ensure_future(self._clock.sleep(QUIET_SECONDS))
         try:
             await asyncio.wait({self.answering, pause}, return_when=asyncio.FIRST_COMPLETED)

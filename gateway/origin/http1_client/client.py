@@ -89,7 +89,6 @@ class FairShares:
 
     @property
     def granted(self) -> int:
-        """How many claims hold a connection now."""
         return self._granted
 
     def take_now(self, claim: Claim) -> bool:
@@ -231,7 +230,6 @@ class Pool:
         self._moved = Moved()
 
     def traffic(self) -> Mapping[Direction, Traffic]:
-        """What the connections have moved."""
         now, unread, unacknowledged, bodies, starved = self._loop.time(), 0, 0, 0, 0
         waiting: dict[Direction, list[tuple[AnswerKind, float]]] = {"read": [], "write": []}
         for connection in self._busy:
@@ -426,7 +424,6 @@ class Pool:
             self._shares.give_back(claim)
 
     def _close_one_idle(self) -> None:
-        """Other origins have connections that nobody uses now."""
         for idle in self._idle.values():
             if idle:
                 idle.popleft().close()

@@ -47,7 +47,6 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: Callable[[Connection], None],
         moved: Moved | None = None,
     ) -> None:
-        """What passes is added to `moved`."""
         self._moved = moved if moved is not None else Moved()
         self._buffer = buffer
         self._view = memoryview(buffer)
@@ -129,7 +128,6 @@ class Connection(asyncio.BufferedProtocol):
             self._blocked_since += seconds
 
     def _put_off(self, seconds: float) -> None:
-        """So long nobody listened to the origin."""
         self._heard_at += seconds
         if self._progress_at >= self._asked_at:
             self._progress_at += seconds
@@ -177,7 +175,6 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Nobody reads just now."""
         return self._paused
 
     def limit_window(self, size_bytes: int) -> None:
@@ -186,7 +183,6 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, size_bytes)
 
     def unread_bytes(self) -> int:
-        """What the machine has received and this process has not."""
         return self._queued(termios.FIONREAD)
 
     def unacknowledged_bytes(self) -> int:
@@ -215,7 +211,6 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def hold(self) -> None:
-        """Nobody reads just now: what comes stays with the kernel."""
         if not self._paused:
             self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()

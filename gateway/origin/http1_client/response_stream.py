@@ -157,7 +157,6 @@ class WholeBody:
         return not self.rest
 
     def received(self, count: int) -> None:
-        """So many of the next bytes are there."""
         self.rest = self.rest[count:]
 
     def whole(self) -> memoryview | None:
@@ -165,7 +164,6 @@ class WholeBody:
         return None if self._taken_bytes or self.rest else self.content
 
     def take(self) -> bytes:
-        """What has come since the last time."""
         arrived_bytes = len(self.content) - len(self.rest)
         piece = self.content[self._taken_bytes : arrived_bytes]
         self._taken_bytes = arrived_bytes
@@ -246,23 +244,19 @@ class DirectBody:
 
     @property
     def has_enough(self) -> bool:
-        """Whether there is a piece to be taken, or none is wanted."""
         return self._buffer is None or self._filled_bytes >= self._enough_bytes
 
     @property
     def rest(self) -> memoryview:
-        """Where the next bytes belong, and not one behind the last."""
         if self._buffer is None:
             return _NOTHING
         return self._buffer.buffer[self._filled_bytes : self._filled_bytes + self._left_bytes]
 
     def received(self, count: int) -> None:
-        """So many of the next bytes are there."""
         self._filled_bytes += count
         self._left_bytes -= count
 
     def want(self, buffer: ReceiveBuffer) -> None:
-        """Have the next piece in `buffer`."""
         self._buffer, self._filled_bytes = buffer, 0
         self._enough_bytes = min(buffer.enough_bytes, len(buffer.buffer))
         while self._begun and (room := len(buffer.buffer) - self._filled_bytes):
@@ -278,7 +272,6 @@ class DirectBody:
         self._enough_bytes = 1
 
     def take(self) -> memoryview:
-        """What has come of the piece; no more is wanted for now."""
         buffer, self._buffer = self._buffer, None
         return _NOTHING if buffer is None else buffer.buffer[: self._filled_bytes]
 
@@ -354,7 +347,6 @@ class ResponseStream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it has come."""
         return self._body is not None and self._body.complete
 
     async def go_ahead(self, seconds_max: float) -> None:
@@ -431,7 +423,6 @@ class ResponseStream:
             connection.close()
 
     def give_up(self, reason: str, *, silent: bool = False) -> None:
-        """Take it for broken: whoever reads it is told so."""
         if self._connection is not None:
             self._connection.give_up(reason, silent=silent)
 
@@ -448,7 +439,6 @@ class ResponseStream:
 
     @property
     def is_much(self) -> bool:
-        """Whether enough lies here unread."""
         if isinstance(self._body, DirectBody):
             return self._body.has_enough
         return isinstance(self._body, QueuedBody) and self._body.is_much
@@ -537,7 +527,6 @@ class ResponseStream:
             self._tell()
 
     def _tell(self) -> None:
-        """Wake up whoever waits."""
         self._stop_waiting_for_body()
         if not self._begun.done():
             if self._body is not None:

@@ -119,11 +119,9 @@ class CheckpointQueries:
         return await self._queries.look(lambda rows: self._states(rows, now))
 
     async def unfinished(self, now: float) -> Sequence[CheckpointRow]:
-        """Those that the origin does not have whole."""
         return await self._queries.look(lambda rows: self._unfinished(rows, now))
 
     async def runs(self, slots: Collection[str], now: float) -> Sequence[RunRow]:
-        """Of some slots."""
         return await self._queries.look(lambda rows: self._runs(rows, slots, now))
 
     async def unsent_runs(self, slots: Collection[str], now: float) -> Sequence[RunRow]:
@@ -222,7 +220,6 @@ class CheckpointQueries:
         return [row for one in rows.execute(left).fetchall() if (row := self._row(rows, one, now)) is not None]
 
     def _row(self, rows: sqlite3.Connection, columns: Sequence[Any], now: float) -> CheckpointRow | None:
-        """None for one of which there is nothing, not even an open upload."""
         checkpoint_id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order = columns
         uploads = _uploads(rows, bucket, prefix)
         mark = self._mark(rows, columns) if not uploads else None
@@ -252,7 +249,6 @@ class CheckpointQueries:
 
 
 def _objects(rows: sqlite3.Connection, checkpoint_id: int) -> list[ObjectFacts]:
-    """Those that count: the origin has them, or their writes are pending."""
     sent = "SELECT coalesce(sum(parts.size_bytes), 0) FROM parts WHERE write_id = writes.id AND sent = 1"
     found = rows.execute(
         "SELECT o.key, o.size_bytes, o.began_at, o.acknowledged_at, o.rank, o.durable_at, writes.state, "
@@ -312,7 +308,6 @@ def _uploads(rows: sqlite3.Connection, bucket: str, prefix: bytes) -> list[Uploa
 
 
 def _ranks_before(rows: sqlite3.Connection, bucket: str, run: bytes, save_order: int) -> set[int]:
-    """Of the checkpoint before it in the same run."""
     before = (
         "SELECT id FROM checkpoints WHERE bucket = ? AND run = ? AND save_order < ? ORDER BY save_order DESC LIMIT 1"
     )

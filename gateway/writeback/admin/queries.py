@@ -163,7 +163,6 @@ class PendingQueries:
         self._connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
-        """Finish what was asked, and close. Blocks."""
         self._thread.shut_down()
         if self._connection is not None:
             self._connection.close()
@@ -173,7 +172,6 @@ class PendingQueries:
         return await self.look(lambda rows: _flush(rows, _where(prefix), through))
 
     async def slots(self) -> Mapping[str, SlotStats]:
-        """Of every slot that ever had something here."""
         return await self.look(_slots)
 
     async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int, int]]:
@@ -190,12 +188,9 @@ class PendingQueries:
         return await self.look(_oldest_conflicts)
 
     async def uploads_by_slot(self) -> Mapping[str, UploadStats]:
-        """Of the slots that have open uploads."""
         return await self.look(_uploads_by_slot)
 
     async def journal(self) -> JournalStats:
-        """What of it is not about anything pending, and its size."""
-
         def look(rows: sqlite3.Connection) -> JournalStats:
             ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
             return JournalStats(ended, JournalView(rows).last_own_writes(), self._size_bytes())
@@ -226,7 +221,6 @@ class PendingQueries:
         return await self._rows(_where(prefix), condition, count, through)
 
     async def first_of(self, key: ObjectKey) -> PendingRow | None:
-        """What is to be dealt with first under a key."""
         where = _Where("bucket = ? AND key = ?", (key.bucket, text(key.key)))
         return next(iter(await self._rows(where, f"{_HERE} ORDER BY sequence", 1)), None)
 
@@ -236,7 +230,6 @@ class PendingQueries:
         return await self._rows(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
 
     async def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[PendingRow]:
-        """Those of these ids that are open."""
         where = _Where(f"upload_id IN ({','.join('?' * len(upload_ids))})", upload_ids)
         return await self._rows(where, OPEN, len(upload_ids))
 

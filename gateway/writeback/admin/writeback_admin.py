@@ -116,7 +116,6 @@ class WritebackAdmin:
         return flush_document(scope, through, stats, problems, attempts, awaiting, self._journal.problem)
 
     async def _meant(self, prefix: Prefix) -> Prefix:
-        """What is known of that name decides; a prefix that is none is one."""
         if not may_be_name(prefix):
             return prefix
         if self._journal.read(lambda tx: is_known_here(tx, prefix)):

@@ -67,7 +67,6 @@ class Bound(StrEnum):
 
     @property
     def passes(self) -> bool:
-        """Whether waiting may help."""
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
@@ -159,7 +158,6 @@ class SlotBounds:
         self.follow(slot)
 
     def follow(self, slot: Slot) -> None:
-        """What is said of the slot from now on."""
         self.slot = slot
         given = (slot.buffer_bytes, slot.exposure_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
@@ -173,11 +171,9 @@ class SlotBounds:
         return arriving_bytes + self.usage().staged_bytes
 
     def usage(self) -> Usage:
-        """What acknowledged writes take."""
         return self._shared.journal.read(lambda tx: tx.usage(self.slot.name))
 
     def exposure(self) -> SlotExposure:
-        """As it is now."""
         usage, age_seconds = self.usage(), self.age_seconds()
         return SlotExposure(
             self.slot.buffer_bytes or 0,
@@ -280,7 +276,6 @@ class SlotBounds:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for room. Any thread."""
         return bool(self._waiting)
 
     def delay_seconds(self, size_bytes: int) -> float:
@@ -297,7 +292,6 @@ class SlotBounds:
         return retry_after_seconds(size_bytes, self.used_bytes(), self.age_seconds())
 
     async def close(self) -> None:
-        """Nobody waits any more."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

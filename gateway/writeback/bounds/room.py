@@ -69,7 +69,6 @@ class ReserveFile:
                 set_aside(self._path, MARGIN_BYTES)
 
     def give_up(self) -> bool:
-        """Whether there was any."""
         try:
             os.unlink(self._path)
         except OSError:
@@ -140,7 +139,6 @@ class Reservations:
             row[self._worker] += count
 
     def total_of_all(self) -> int:
-        """What those of all workers will take, in all slots."""
         return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
 
     def close(self) -> None:

@@ -138,7 +138,6 @@ def _known(key: ObjectKey) -> CheckpointName | None:
 
 
 def _directory(parts: Sequence[str]) -> _Directory | None:
-    """Of the directories above an object."""
     for count in range(len(parts) - 1, 0, -1):
         found = _named(parts[count - 1])
         if found is None:

@@ -256,7 +256,6 @@ def _until_closed(tokens: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _values(tokens: Iterator[bytes]) -> Iterable[bytes]:
-    """Of an object of strings, each once."""
     found: dict[bytes, None] = {}
     for _ in _until_closed(tokens):
         found[next(tokens, b"")] = None
@@ -266,7 +265,6 @@ def _values(tokens: Iterator[bytes]) -> Iterable[bytes]:
 
 
 def _skip(tokens: Iterator[bytes], first: bytes) -> None:
-    """A whole value, of which `first` was taken."""
     depth, token = 0, first
     while True:
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -280,7 +278,6 @@ def _skip(tokens: Iterator[bytes], first: bytes) -> None:
 
 
 def _text(token: bytes) -> str:
-    """What a string says. Nothing else is a name."""
     if not token.startswith(b'"'):
         raise _Strange("it has no weight_map of names")
     try:
@@ -290,7 +287,6 @@ def _text(token: bytes) -> str:
 
 
 def _line(content: bytes) -> str:
-    """The one line of a pointer."""
     if len(content) > _POINTER_BYTES_MAX:
         raise _Strange("it is longer than a name")
     try:

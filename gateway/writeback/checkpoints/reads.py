@@ -92,7 +92,6 @@ class CheckpointReads:
             self._write(file, entry)
 
     def close(self) -> None:
-        """Nothing is counted any more. Idempotent."""
         self._map.close()
 
     def begin(self, file: bytes) -> None:
@@ -110,7 +109,6 @@ class CheckpointReads:
         self._write(file, entry)
 
     def end(self, file: bytes, sent_bytes: int) -> None:
-        """So many bytes of it were sent."""
         entry = self._entries.get(file)
         if entry is None:  # so many others have been read meanwhile
             return

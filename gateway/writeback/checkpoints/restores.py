@@ -166,7 +166,6 @@ def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[s
 
 
 def _much_of(burst: Sequence[tuple[str, Pass]], sizes: Mapping[str, int]) -> set[str]:
-    """The files of which much was read."""
     read: dict[str, int] = {}
     for key, one in burst:
         read[key] = read.get(key, 0) + one.read_bytes

@@ -120,7 +120,6 @@ class CheckpointFacts:
 
     @property
     def left_bytes(self) -> int:
-        """What the origin is to have, and does not."""
         return self.size_bytes - self.flushed_bytes - self.local_bytes
 
 

@@ -91,12 +91,10 @@ class StagedFile:
 
     @property
     def is_here(self) -> bool:
-        """Whether there is a file."""
         return bool(self.name)
 
     @property
     def disk_bytes(self) -> int:
-        """How long the file is."""
         return self.size_bytes + (trailer_bytes(self.size_bytes) if self.checksums is None else 0)
 
     @property
@@ -180,7 +178,6 @@ def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int
 
 
 def _checksums(descriptor: int, file: StagedFile, first: int, stop: int) -> bytes:
-    """Of the chunks from `first` to before `stop`."""
     at, end = first * CHECKSUM_BYTES, stop * CHECKSUM_BYTES
     if file.checksums is not None:
         return file.checksums[at:end]
@@ -253,7 +250,6 @@ class Staging:
         return sealed
 
     def discard(self, writer: StagedWriter) -> None:
-        """Remove a file that nobody was told of."""
         writer.close()
         self.remove(writer.name)
 
@@ -291,7 +287,6 @@ class Staging:
         return packed
 
     def path(self, file: StagedFile) -> Path:
-        """Where it lies, for who gives it a second name."""
         return self._root / file.name
 
     def names(self, worker: int | None = None) -> Iterator[str]:

@@ -34,12 +34,10 @@ _CRC = struct.Struct("<I")
 
 
 def checksums_bytes(size_bytes: int) -> int:
-    """What the checksums of so many bytes take."""
     return -(-size_bytes // CHUNK_BYTES) * CHECKSUM_BYTES
 
 
 def trailer_bytes(size_bytes: int) -> int:
-    """What lies behind so many bytes."""
     return checksums_bytes(size_bytes) + FOOTER_BYTES
 
 
@@ -89,7 +87,6 @@ class ChunkChecksums:
                 self._end_chunk()
 
     def digest(self) -> bytes:
-        """Of all that has passed; call once."""
         if self._filled_bytes:
             self._end_chunk()
         return bytes(self._packed)

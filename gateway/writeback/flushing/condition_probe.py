@@ -49,12 +49,10 @@ def probe_key(bucket: str, key_prefix: str, node: str) -> ObjectKey:
 
 
 def is_probe_key(key: ObjectKey, node: str) -> bool:
-    """Whether a key is one of `probe_key`'s."""
     return key.key.endswith(f".forebay/conditions-{node}")
 
 
 def is_due(known: Conditions, now: float) -> bool:
-    """Whether a bucket is to be asked (again)."""
     is_unknown = Honoured.UNKNOWN in (known.put, known.complete, known.delete)
     again_seconds = UNKNOWN_AGAIN_SECONDS if is_unknown else LEARNED_AGAIN_SECONDS
     return not 0 <= now - known.learned_at < again_seconds
@@ -87,7 +85,6 @@ class Probe:
 
     @property
     def has_asked(self) -> bool:
-        """Whether the origin may have carried out something."""
         return self._asked > 0
 
     async def run(self, now: float) -> Conditions | None:
@@ -146,7 +143,6 @@ class Probe:
         return Honoured.YES
 
     async def _begin(self) -> None:
-        """Have an upload with a part, where that can be."""
         status, answer = await self._ask("POST", [("uploads", None)])
         self._upload_id = text_of(answer, "UploadId") if status == 200 else None
         if self._upload_id is not None:
@@ -219,7 +215,6 @@ def _meaning_of_failing(status: int, answer: bytes) -> Honoured:
 
 
 def _meaning_of_holding(status: int, answer: bytes) -> Honoured:
-    """The same of one that holds."""
     code = error_code_of(answer)
     if status in _DONE and code is None:
         return Honoured.YES

@@ -47,7 +47,6 @@ class CreateInDoubt:
         """The origin has answered that it has not done it."""
 
     def leave(self, tx: JournalTransaction, now: Moment) -> None:
-        """Nothing was noted, and nobody asks any more."""
         if self.is_refused:
             tx.forget(self.id)
         else:
@@ -75,7 +74,6 @@ def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads,
 
 
 def _is_carried_out(asked: CreateAttempt, now: Moment) -> bool:
-    """Whether what was under way to the origin has happened by now, or never will."""
     if asked.in_doubt_since is None:
         return False
     waited_seconds, is_certain = now.since(asked.in_doubt_since)

@@ -89,7 +89,6 @@ class _Fare:
         return self.failures >= self.away_after
 
     def active(self, now: float) -> int:
-        """How many are on their way that are not slow."""
         return sum(now - began < SLOW_SECONDS for began in self.under_way.values())
 
 
@@ -111,11 +110,9 @@ class Lane:
 
     @property
     def is_away(self) -> bool:
-        """Whether nothing gets through, whatever is tried."""
         return self._failures >= AWAY_AFTER
 
     def prioritise(self) -> None:
-        """Somebody wants to know now."""
         self._asked_at = -math.inf
 
     @asynccontextmanager
@@ -137,7 +134,6 @@ class Lane:
         return sorted(Priority, key=lambda one: self._fares[one].asked if self._fares[one].is_away else 0)
 
     def room(self, priority: Priority, now: float) -> int:
-        """How many more may begin."""
         fare = self._fares[priority]
         left = UNDER_WAY_MAX[priority] - len(fare.under_way)
         if fare.is_away:

@@ -101,7 +101,6 @@ class Presence:
         return LookedFor(len(left), self.names_count, example)
 
     def _doubt_old(self, began: float) -> bool:
-        """What was found long before this look began may be gone since; whether there is any."""
         old = [one for one, at in self._found.items() if began - at > FOUND_AGAIN_SECONDS]
         for one in old:
             del self._found[one]
@@ -259,7 +258,6 @@ class ManifestFiles:
         return known
 
     def awaits(self, write: Write, reason: str, observer: ManifestObserver) -> float:
-        """It waits: for so many seconds nobody looks."""
         known = self._known.get(write.id)
         looks = known.looks if known is not None else 1
         if looks == 1:

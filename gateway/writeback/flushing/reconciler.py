@@ -188,7 +188,6 @@ class SlotOrder:
 
 
 def order_of(slot: Slot) -> SlotOrder:
-    """What flushes need to know of a slot."""
     manifests = slot.markers if slot.manifests == "checked" else ()
     return SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds, manifests, slot.write == "scratch")
 
@@ -251,7 +250,6 @@ class Reconciler:
         self._notifier.notify()
 
     def scratch_slots(self) -> frozenset[str]:
-        """Those of which nothing is sent."""
         return frozenset(name for name, one in self._tools.slots.items() if one.is_scratch)
 
     @property
@@ -260,7 +258,6 @@ class Reconciler:
         return self._tools.requests
 
     def attempts(self, prefix: Prefix) -> Attempts:
-        """Of what was acknowledged under a prefix."""
         now = self._clock.monotonic()
         writes = [(run.write, run.began) for run in self._runs.values()]
         began = [at for one, at in writes if one.is_acknowledged and prefix.covers(one.key.bucket, one.key.key)]
@@ -341,7 +338,6 @@ class Reconciler:
         return [*chosen, *(one for one in found if one not in chosen)][:room]
 
     def _cut_off(self, tx: JournalView) -> None:
-        """What is pending no more is not sent to its end."""
         living = tx.living(list(self._tasks))
         for write_id, task in self._tasks.items():
             run = self._runs.get(write_id)
@@ -505,16 +501,13 @@ class _Run:
 
     @property
     def write(self) -> Write:
-        """As it is by now."""
         return self._progress.write
 
     @property
     def is_hurried(self) -> bool:
-        """Somebody waits for it."""
         return self.is_awaited or self.is_urgent
 
     def hurry_parts(self) -> None:
-        """Somebody has begun to wait for it."""
         self._lane.hurry_parts()
 
     async def run(self) -> End | None:
@@ -650,7 +643,6 @@ class _Run:
         raise Superseded
 
     async def _clear(self, write: Write) -> Event:
-        """What a probe has left that was killed, all of which is ours."""
         if write.key in self._tools.probed:
             return Lost("the bucket is just being probed")
         self._tools.probed.add(write.key)
@@ -761,7 +753,6 @@ class _Run:
 
 
 def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
-    """Whether the first of a lane to come is due later than it can be by this clock."""
     latest = {
         Priority.SMALL: 1.0,
         Priority.LARGE: 1.0,

@@ -81,7 +81,6 @@ class Requests:
 
     @property
     def origin(self) -> Origin:
-        """Where they go."""
         return self._origin
 
     @property
@@ -104,7 +103,6 @@ class Requests:
         return bytes(content)
 
     async def head(self, write: Write) -> Event:
-        """What lies under the key."""
         return await _event(self._head(write))
 
     async def begin(self, write: Write) -> str | Refused | Lost:
@@ -144,11 +142,9 @@ class Requests:
         return await _event(self._compare(write, etag))
 
     async def find(self, write: Write) -> Event:
-        """Whether the origin's upload for it is open there."""
         return await _event(self._find(write))
 
     async def abort(self, write: Write) -> Event:
-        """Have the origin forget an upload."""
         return await _event(self._abort(write))
 
     async def first_key(self, bucket: str, prefix: str) -> str | None:
@@ -162,7 +158,6 @@ class Requests:
             return None
 
     async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
-        """What the origin has of open uploads under a key."""
         try:
             return await self._open_uploads(key)
         except (OriginUnreachable, OriginBodyError) as error:
@@ -328,7 +323,6 @@ def _headed(response: OriginResponse, asked: Moment, answered: Moment) -> Headed
 
 
 async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:
-    """Whether a body is that of these parts, one after the other."""
     left = list(reversed(parts))
     md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes if left else 0
     async for piece in response.stream():
@@ -374,7 +368,6 @@ def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:
 
 
 def _of_body(file: StagedFile, checksums: Mapping[str, str]) -> dict[str, str]:
-    """What is said of a body's bytes: our MD5, and what the client has promised."""
     return {"content-md5": base64.b64encode(file.md5).decode(), **_checksum_headers(checksums)}
 
 

@@ -445,7 +445,6 @@ class Progress:
         return self._ask(_Step.CHECK, Head())
 
     def after(self, event: Event) -> Sequence[Instruction]:
-        """What is to be done now."""
         match event:
             case PartSent():
                 return self._part_sent(event)
@@ -477,7 +476,6 @@ class Progress:
     # What the origin has
 
     def _may_skip_check(self) -> bool:
-        """Whether a condition says all that is to be known of the key."""
         write = self.write
         if write.state is not State.COMMITTED or write.multipart or not write.expected.is_exact:
             return False
@@ -586,7 +584,6 @@ class Progress:
     # Open uploads
 
     def _idle(self) -> Sequence[Instruction]:
-        """Nothing is to be sent."""
         idle_seconds = self._idle_seconds()
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
@@ -595,7 +592,6 @@ class Progress:
         return self._rest(idle_seconds)
 
     def _is_left_alone(self) -> bool:
-        """Whether the bucket may have ended an open upload, and its client not go on with it."""
         return self._idle_seconds() >= (IDLE_SECONDS_MIN if self.is_room_wanted else UPLOAD_LOOK_SECONDS)
 
     def _idle_seconds(self) -> float:
@@ -622,7 +618,6 @@ class Progress:
         return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
-        """Whether its client has been told that nobody knows."""
         return self.write.answer is not None
 
     # Becoming visible
@@ -691,7 +686,6 @@ class Progress:
         return self._has_made(found.etag)
 
     def _not_completed(self) -> Sequence[Instruction]:
-        """What a client waits for is not there, as far as anybody knows."""
         if self._is_lost:
             return self._end(Answer("ServiceUnavailable", is_over=False))
         return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
@@ -770,7 +764,6 @@ class Progress:
         return self._failed(reason, None, kind)
 
     def _failed(self, reason: str, code: str | None, kind: FailureKind) -> Sequence[Instruction]:
-        """`code` None: nobody knows whether the origin has done it."""
         step, write = self._step, self.write
         if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
             if code == "NoSuchUpload":

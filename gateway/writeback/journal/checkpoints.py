@@ -64,7 +64,6 @@ class CheckpointRows:
         self._put(key, member, slot, (0, size_bytes, at, at, at))
 
     def completed(self, write: Write, at: float) -> None:
-        """The same of one that was uploaded in parts."""
         if write.member is None:
             self.removed(write.key)
         else:
@@ -79,7 +78,6 @@ class CheckpointRows:
             )
 
     def given_up(self, write: Write) -> None:
-        """Nothing will come of an object that was acknowledged."""
         if write.member is not None:
             self._remove(write.key, "AND write_id = ?", write.id)
 
@@ -157,7 +155,6 @@ class CheckpointRows:
         ).rowcount
 
     def _drop_empty(self, condition: str, *values: int) -> int:
-        """Those of which there is no object, and none is on its way."""
         empty = (
             "SELECT id FROM checkpoints WHERE NOT EXISTS "
             "(SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id) AND NOT EXISTS "
@@ -188,7 +185,6 @@ class CheckpointRows:
         return wanted - left
 
     def _forget_objects(self, checkpoint_id: int, count_max: int) -> int:
-        """Of what the origin has of one; the checkpoint with the last of them."""
         these = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL LIMIT ?"
         count = self._rows.execute(
             f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({these})", (checkpoint_id, count_max)

@@ -84,7 +84,6 @@ def _frame(content: memoryview, offset: int) -> _Frame:
 
 
 def _likely_page_bytes(page_bytes: int) -> int:
-    """Of a header that may be damaged itself."""
     return page_bytes if page_bytes in {512 << n for n in range(8)} else 4096
 
 

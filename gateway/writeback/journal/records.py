@@ -110,7 +110,6 @@ class ExpectedVersion:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether there is no object under the key."""
         return self.known and self.absent and not self.etags
 
     @classmethod
@@ -249,17 +248,14 @@ class Write:
 
     @property
     def parts_count(self) -> int:
-        """How many it is made of, once that is said."""
         return sum(run.length for run in self.runs)
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether it is what the key has."""
         return self.acknowledged_at > 0
 
     @property
     def is_completed_at_origin(self) -> bool:
-        """Whether its client waits for the origin to complete it."""
         return self.state is State.PUBLISHING and not self.is_acknowledged
 
     def is_completed_of(self, number: int) -> bool:
@@ -379,5 +375,4 @@ class LastOwnWrite:
         )
 
     def seconds_after(self, moment: Moment) -> float:
-        """How long after a moment it was done."""
         return (self.moment or Moment(self.at)).since(moment)[0]

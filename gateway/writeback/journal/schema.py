@@ -208,7 +208,6 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def is_new(connection: sqlite3.Connection) -> bool:
-    """Whether nothing has ever been written to it."""
     return _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0
 
 

@@ -123,7 +123,6 @@ def _apply(connection: sqlite3.Connection, frames: Iterator[bytes]) -> int:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Of a table, in order. The last is `record`, but for tables without."""
     return [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
 
 

@@ -125,7 +125,6 @@ class JournalTransaction(JournalView):
         return self._insert(write, Turn(None, priority=Priority.ABORT)).id
 
     def mark_in_doubt(self, write_id: int, now: Moment) -> None:
-        """Nobody will tell what the origin has done."""
         write = self.write(write_id, with_parts=False)
         if write is not None and write.asked is not None and write.asked.in_doubt_since is None:
             asked, turn = (
@@ -500,7 +499,6 @@ class JournalTransaction(JournalView):
         return sent
 
     def _may_name_what_is_kept_here(self, write_id: int) -> bool:
-        """Whether it is a marker above a checkpoint that came before it, and is not sent."""
         write = self.write(write_id, with_parts=False)
         if write is None or write.behind is None or write.member is not None:
             return False
@@ -557,7 +555,6 @@ class JournalTransaction(JournalView):
         return found
 
     def _without_origin(self, write: Write, now: float) -> Write:
-        """A write of which the origin is to have nothing, so far as it has it."""
         self._drop_origin_upload(write, now)
         self._send_again(write.id)
         return replace(write, origin_upload_id=None, parts=self._unsent(write).parts)
@@ -656,7 +653,6 @@ class JournalTransaction(JournalView):
             left -= len(write_ids)
 
     def _unhurried_before(self, write_id: int, count_max: int) -> Sequence[int]:
-        """What a write waits for that nobody has hurried."""
         row = self._row(
             "SELECT bucket, sequence, after_sequence, behind FROM writes WHERE id = ? AND after_sequence IS NOT NULL",
             write_id,
@@ -699,7 +695,6 @@ class JournalTransaction(JournalView):
         self._send_again(write_id)
 
     def _send_again(self, write_id: int) -> None:
-        """What is here of its parts is not at the origin."""
         for part in list(self.parts(write_id)):
             if part.file.is_here and part.origin_etag is not None:
                 self._put_part_row(write_id, replace(part, origin_etag=None))
@@ -830,7 +825,6 @@ class JournalTransaction(JournalView):
     # The chain of a key, and markers
 
     def _before(self, write: Write) -> tuple[list[Write], list[Write]]:
-        """What of the key's chain a new write takes the place of, and what it has to wait for."""
         chain = [one for one in self._of_key(write.key, "sequence IS NOT NULL") if one.id != write.id]
         stays = [
             one
@@ -1061,7 +1055,6 @@ class JournalTransaction(JournalView):
     # Staged files
 
     def removed(self, names: Iterable[str]) -> None:
-        """They are gone: whoever comes need not remove them."""
         self._rows.executemany("DELETE FROM freed WHERE name = ?", [(name,) for name in names])
 
     def _put_file(self, file: StagedFile, slot: str) -> None:
@@ -1081,7 +1074,6 @@ class JournalTransaction(JournalView):
     # What each slot has, counted in the transactions that change it (schema.py's triggers)
 
     def recount(self) -> None:
-        """Have the counters say what there is, whatever they said."""
         counted = self.counted()
         self._rows.execute("DELETE FROM usage")
         rows = [(slot, usage.staged_bytes, usage.objects) for slot, usage in counted.items()]

@@ -59,7 +59,6 @@ class Usage:
 
     @property
     def unsent_bytes(self) -> int:
-        """What is on its way to the origin."""
         return max(0, self.staged_bytes - self.local_bytes)
 
 
@@ -176,7 +175,6 @@ class JournalView:
         return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}
 
     def counts(self) -> tuple[int, int]:
-        """How many objects are pending, and how many uploads open."""
         row = self._row(
             f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {OPEN})"
         )
@@ -316,13 +314,11 @@ class JournalView:
         return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
 
     def living(self, write_ids: Sequence[int]) -> set[int]:
-        """Those that are not over, nor kept here only."""
         marks = ",".join("?" * len(write_ids))
         query = f"SELECT id FROM writes WHERE id IN ({marks}) AND state BETWEEN 0 AND 4"
         return {one for (one,) in self._rows.execute(query, write_ids)}
 
     def urgent(self, write_ids: Sequence[int]) -> set[int]:
-        """Those that somebody waits for."""
         marks = ",".join("?" * len(write_ids))
         query = f"SELECT id FROM writes WHERE id IN ({marks}) AND priority = ?"
         return {one for (one,) in self._rows.execute(query, (*write_ids, Priority.URGENT))}
@@ -356,12 +352,10 @@ class JournalView:
         return self._row("SELECT 1 FROM parts WHERE file = ?", name) is not None
 
     def usage(self, slot: str) -> Usage:
-        """Of one slot: a look-up, however much is pending."""
         row = self._row(f"{_USAGES} WHERE usage.slot = ?", slot)
         return Usage(*row[1:]) if row else Usage()
 
     def usages(self) -> Mapping[str, Usage]:
-        """Of every slot that ever had something here."""
         return {slot: Usage(*counted) for slot, *counted in self._rows.execute(_USAGES)}
 
     def counted(self) -> Mapping[str, Usage]:
@@ -388,7 +382,6 @@ class JournalView:
         return _capabilities(bucket, row[0]) if row else None
 
     def all_capabilities(self) -> Sequence[tuple[str, BucketCapabilities]]:
-        """The same of all, in order."""
         found = self._rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket")
         return [
             (bucket, capabilities)
@@ -402,7 +395,6 @@ class JournalView:
         return as_last_own_write(key, math.inf, row[0]) if row else None
 
     def last_own_writes(self) -> int:
-        """How many are remembered."""
         row = self._row("SELECT count(*) FROM origin")
         return row[0] if row else 0
 
@@ -455,6 +447,5 @@ def text(key: str) -> bytes:
 
 
 def turn_of(columns: Sequence[Any]) -> Turn:
-    """What `TURN_COLUMNS` say."""
     due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = columns
     return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))

@@ -269,7 +269,6 @@ def _pieces(staging: Staging, file: StagedFile) -> Iterator[memoryview]:
 
 
 def _has(path: Path, size_bytes: int) -> bool:
-    """Whether a run before this one has made a file: it got its name when it was complete."""
     with suppress(FileNotFoundError):
         return path.lstat().st_size == size_bytes
     return False

@@ -60,7 +60,6 @@ class JournalCopy:
 
     @classmethod
     def of_running(cls, buffer: Path, scratch: Path) -> JournalCopy:
-        """The same of a buffer that a gateway works with."""
         try:
             source = schema.connect_reading(str(buffer / JOURNAL))
             target = sqlite3.connect(scratch / JOURNAL)

@@ -42,7 +42,6 @@ class Findings:
         return self.damaged == 0 and not self.warnings
 
     def document(self) -> dict[str, Any]:
-        """As it is shown, and as the manifest ends."""
         return asdict(self)
 
 
@@ -67,7 +66,6 @@ def object_line(pending: Write, file: str) -> dict[str, Any]:
 
 
 def tombstone_line(pending: Write) -> dict[str, Any]:
-    """The key was to be deleted."""
     return _line("tombstone", pending.sequence, pending.key) | {"acknowledged_at": pending.acknowledged_at}
 
 
