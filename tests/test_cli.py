@@ -264,4 +264,4 @@ def test_a_demo_that_cannot_be_imported_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "gateway.demo", None)
     result = forebay("demo")
     assert result.exit_code == 1
-    assert "pip install 'forebay[demo]'" in result.stderr
+    assert "pip install '.[demo]' in a clone" in result.stderr

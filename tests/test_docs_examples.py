@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import trustme
 import typer.main
+from cryptography import x509
 
 from gateway import cli
 from gateway.config.defaults import DiskUsage
@@ -74,11 +77,15 @@ def test_the_fragments_are_found() -> None:
     assert len(FRAGMENTS) >= 10
 
 
+_BEFORE = r"[A-Z_]+=\S+ |sudo |srun |exec |docker exec (?:-\S+ )*\S+ |docker compose .* exec \S+ |kubectl .* -- "
+"""What may stand before a command on its line."""
+
+
 def _commands() -> Iterator[tuple[str, str]]:
     """Page and command line: in blocks, and between backticks where nothing is left out."""
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "examples/README.md"]:
         text = page.read_text(encoding="utf-8")
-        in_blocks = re.findall(r"^(?: {4,}|\$ )?(forebay [a-z-].*)$", text, re.MULTILINE)
+        in_blocks = re.findall(rf"^(?: {{4,}}|\$ )?(?:{_BEFORE})*(forebay [a-z-].*)$", text, re.MULTILINE)
         inline = [one for one in re.findall(r"`(forebay [a-z-][^`]*)`", text) if not re.search(r"[\[|…]", one)]
         if page.name == "on-disk-format.md":
             inline = []  # files begin with such words there
@@ -93,8 +100,51 @@ def test_a_command_in_the_documentation_is_one() -> None:
     assert refused == []
 
 
+def test_commands_behind_others_are_found() -> None:
+    """With variables before them, or in a container: these are copied, too."""
+    lines = set(_commands())
+    assert ("installation.md", "forebay status") in lines
+    assert any(page == "README.md" and line.startswith("forebay serve") for page, line in _commands())
+    assert re.fullmatch(f"(?:{_BEFORE})*(forebay .*)", "kubectl -n forebay exec ds/forebay -- forebay status")
+
+
+def test_what_shell_snippets_run_exists() -> None:
+    """Scripts, modules of Python and files of deploy/ that a page names in a block are in the repository."""
+    named = {
+        (page.name, path)
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md"]
+        for block in re.findall(r"^```(?:console|sh|bash)?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+        for path in re.findall(r"(?<![\w/.-])((?:deploy|examples|tools|configs)/[\w./-]*\w)", block)
+    }
+    named |= {
+        (page.name, f"{module.replace('.', '/')}")
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for module in re.findall(
+            r"python3? -m ((?:tools|tests|loadtests|gateway)[\w.]*)", page.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) > 8
+    missing = {
+        (page, path) for page, path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
+    }
+    assert missing == set()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificate_for_a_test_is_that_of_a_server(tmp_path: Path) -> None:
+    """Clients in Rust refuse an authority as a server, which openssl makes of what says nothing."""
+    text = (ROOT / "docs/tls.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^    (openssl req -x509 (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True, capture_output=True)
+    certificate = x509.load_pem_x509_certificate((tmp_path / "tls.crt").read_bytes())
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (constraints.value.ca, constraints.critical) == (False, True)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+
+
 def _refusal(line: str) -> str:
-    words = shlex.split(line.partition(" #")[0].partition(" > ")[0].removesuffix(" &"))[1:]
+    words = shlex.split(line.partition(" #")[0].partition(" > ")[0].rstrip().removesuffix(" &"))[1:]
     command: Any = typer.main.get_command(cli.app)  # of click, or of the copy that newer versions of typer carry
     if words and words[0] in ("--install-completion", "--show-completion"):  # they would act at once
         return "" if words[0] in (one.opts[0] for one in command.params) else f"no option {words[0]}"

@@ -245,7 +245,7 @@ def demo(json: JsonOption = False) -> None:
     try:
         from gateway.demo import main as run_demo
     except ImportError as error:
-        fail(f"the demo needs the package {error.name}: pip install 'forebay[demo]'")
+        fail(f"the demo needs the package {error.name}: pip install '.[demo]' in a clone")
     raise typer.Exit(run_demo(json=json))
 
 

@@ -262,7 +262,7 @@ def _traces_can_be_sent() -> bool:
 def _tracing(settings: Settings) -> Iterator[ConfigError]:
     endpoint_url = settings.tracing.endpoint_url
     if endpoint_url is not None and not _traces_can_be_sent():
-        yield ConfigError("tracing.endpoint_url", endpoint_url, "needs the extra: pip install 'forebay[otel]'")
+        yield ConfigError("tracing.endpoint_url", endpoint_url, "needs the extra: pip install '.[otel]' in a clone")
 
 
 def _files(settings: Settings) -> Iterator[ConfigError]:

@@ -351,7 +351,7 @@ class SlotSettings(Section):
     index_inventory: S3ObjectUrl | None = setting(
         None,
         "manifest.json of an S3 Inventory of the prefix, with which the first crawl begins. It needs "
-        "`pip install 'forebay[inventory]'`.",
+        "`pip install '.[inventory]'` in a clone.",
         allowed="s3://bucket/path/manifest.json; needs index = true",
     )
     capacity_bytes: SizeBytes | None = setting(

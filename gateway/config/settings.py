@@ -376,7 +376,7 @@ class LoggingSettings(Section):
 
 
 class TracingSettings(Section):
-    """Traces, by OpenTelemetry (docs/tracing.md). They need `pip install 'forebay[otel]'`."""
+    """Traces, by OpenTelemetry (docs/tracing.md). They need `pip install '.[otel]'` in a clone."""
 
     endpoint_url: str | None = setting(
         None,

@@ -64,7 +64,7 @@ def _run_job(workload: Workload, stack: Stack, narrator: Narrator) -> Report:
 def _require_extra() -> None:
     missing = [name for name in ("boto3", "moto", "flask") if importlib.util.find_spec(name) is None]
     if missing:
-        raise DemoError(f"{', '.join(missing)} not installed; the demo needs: pip install 'forebay[demo]'")
+        raise DemoError(f"{', '.join(missing)} not installed; the demo needs: pip install '.[demo]' in a clone")
 
 
 def _explain(error: DemoError, console: Console) -> None:

@@ -68,7 +68,7 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(checks, "_TRACING_PACKAGES", ("no_such_package.sdk",))
     found = problems(tmp_path, '[tracing]\nendpoint_url = "http://h:4318/v1/traces"\n')
     assert list(found) == ["tracing.endpoint_url"]
-    assert "pip install 'forebay[otel]'" in found["tracing.endpoint_url"]
+    assert "pip install '.[otel]' in a clone" in found["tracing.endpoint_url"]
     load(tmp_path, "[tracing]\nsample_ratio = 1\n")
     monkeypatch.setattr(checks, "_TRACING_PACKAGES", ("asyncio.tasks",))
     load(tmp_path, '[tracing]\nendpoint_url = "http://h:4318/v1/traces"\n')

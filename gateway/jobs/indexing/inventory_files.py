@@ -43,7 +43,7 @@ REQUIRED = ("key", "size", "last_modified_date", "e_tag")
 _ROWS_AT_ONCE = 16_384
 _CSV_BLOCK_BYTES = 2**20
 _AS_LISTED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-_MISSING_EXTRA = "an inventory is read with pyarrow: pip install 'forebay[inventory]'"
+_MISSING_EXTRA = "an inventory is read with pyarrow: pip install '.[inventory]' in a clone"
 
 
 class BadInventory(ForebayError):
