@@ -196,9 +196,9 @@ def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers
         first = await client.ask("PUT", "back/first", b"x")
         assert first.headers["x-forebay-cache"] == "forwarded"
         assert (await client.ask("PUT", "back/second", b"x")).headers["x-forebay-cache"] == "absorbed"
-        answer = await client.ask("PUT", "back/k", b"x", headers)
+        answer = await client.ask("PUT", "back/job/k", b"x", headers)
         assert answer.headers["x-forebay-cache"] == "forwarded"
-        assert client.origin.data("bucket", "back/k") == b"x"
+        assert client.origin.data("bucket", "back/job/k") == b"x"
 
     with_client(tmp_path, scenario)
 
