@@ -699,6 +699,42 @@ def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> 
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "waits"),
+    [
+        ("PUT", "", False),
+        ("PUT", "?tagging", False),
+        ("PUT", "?lifecycle&x-id=PutBucketLifecycleConfiguration", False),
+        ("DELETE", "?cors", False),
+        ("GET", "?tagging", False),
+        ("OPTIONS", "", False),
+        ("GET", "?versions", True),
+        ("DELETE", "", True),
+        ("DELETE", "?unknown", True),
+        ("PUT", "?unknown", True),
+        ("POST", "", True),
+        ("POST", "?tagging", True),
+        ("POST", "back/form?x", True),
+    ],
+)
+def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str, *, waits: bool
+) -> None:
+    """7.8 What is about its settings does not, nor does CreateBucket. What is not known waits."""
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
+    headers = {"content-type": "multipart/form-data; boundary=x"} if method == "POST" else {}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/pending", b"x")
+        before = len(client.origin.calls)
+        answer = await call(client.gateway.app, method, f"/bucket{'/' * bool(target[:1].isalpha())}{target}", headers)
+        assert (b"is not at the origin yet" in answer.body) == waits
+        assert (len(client.origin.calls) == before) == waits
+
+    with_client(tmp_path, scenario)
+
+
 def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
     """8.4 And arrive when it is back."""
 
