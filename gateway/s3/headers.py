@@ -227,7 +227,12 @@ def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
     checksums: no `x-amz-checksum-type`, and no `-N` behind the value. SDKs take them for the former."""
     if "x-amz-checksum-type" in headers or not is_of_parts(headers.get("etag", "").removeprefix("W/")):
         return headers
-    return {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-") or "-" in value}
+    kept = "x-amz-checksum-algorithm"  # some stores show it with the object
+    return {
+        name: value
+        for name, value in headers.items()
+        if not name.startswith("x-amz-checksum-") or "-" in value or name == kept
+    }
 
 
 def multipart_etag(part_etags: Sequence[str]) -> str | None:

@@ -74,6 +74,22 @@ def test_an_upload_is_gone_where_the_origin_says_so_itself(
     with_buffer(tmp_path, scenario)
 
 
+def test_pages_of_uploads_that_do_not_lead_on_come_to_an_end(tmp_path: Path) -> None:
+    """An origin that takes no notice of markers gives the same page again and again."""
+    page = (
+        b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
+        b"<NextUploadIdMarker>o</NextUploadIdMarker></ListMultipartUploadsResult>"
+    )
+
+    async def scenario(buffer: Buffer) -> None:
+        buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(200, body=page), times=100)
+        async with asyncio.timeout(30):
+            assert isinstance(await requests_of(buffer).open_uploads(key("k")), Lost)
+        assert buffer.origin.count(Operation.LIST_MULTIPART_UPLOADS) == 2
+
+    with_buffer(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("honoured", [Honoured.UNKNOWN, Honoured.YES, Honoured.IGNORED], ids=lambda one: one.name)
 def test_what_changes_something_goes_under_a_condition(tmp_path: Path, honoured: Honoured) -> None:
     """Unless the bucket answers 501 to it: what it makes of it is its own affair. Where it is not known to honour it, a
