@@ -9,7 +9,6 @@ bucket. Elsewhere the oldest goes first, and small ones do not wait for large on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -39,22 +38,20 @@ def key_prefix_before(key: str, slot: Slot, *, is_conditional: bool) -> str | No
     return slot.prefix.key_prefix if root is None else min(root, slot.prefix.key_prefix, key=len)
 
 
-_IN_TABLE = re.compile(
-    r"(|.*?/)(?:(?:_delta_log|[._]hoodie|_versions|_transactions|_indices)/.*"
-    r"|(?:metadata|manifests?|snapshots?)/[^/]*"
-    r"|refs/[^/]*/[^/]*)",
-    re.DOTALL,
-)
-"""Where tables keep what names their files, beside these: Delta Lake, Hudi, Lance; Iceberg, SlateDB, Paimon; Icechunk.
-Directories of a common name count only where the object lies right in them."""
+_LOGS = frozenset(("_delta_log", "_hoodie", ".hoodie", "_versions", "_transactions", "_indices"))
+_METADATA = frozenset(("metadata", "manifest", "manifests", "snapshot", "snapshots"))
+"""Directories where tables keep what names their files, beside these: Delta Lake, Hudi, Lance; Iceberg, SlateDB,
+Paimon. Those with a common name count only where the object lies right in them; Icechunk's `refs/` one level below."""
 
 
 def root_of(key: str) -> str:
-    """The directory that a marker speaks for: that of the table whose log or metadata it is part of, else its own."""
-    if (match := _IN_TABLE.fullmatch(key)) is not None:
-        return match[1]
-    directory, slash, _ = key.rpartition("/")
-    return directory + slash
+    """Return the directory that a marker speaks for: that of the table whose log or metadata has it, else its own."""
+    parts = key.split("/")
+    for number, name in enumerate(parts[:-1]):
+        below = len(parts) - number - 1
+        if name in _LOGS or (name in _METADATA and below == 1) or (name == "refs" and below == 2):
+            return "/".join([*parts[:number], ""])
+    return "/".join([*parts[:-1], ""])
 
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
