@@ -160,9 +160,10 @@ PATIENCE_SECONDS = 1800.0
 
 async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
     """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
-    wait, headers = FlushWait(context, buffer), context.request.headers
+    wait, key = FlushWait(context, buffer), context.object_key
     # Without a condition, the journal has it wait for its turn.
-    await (wait.for_turn(context.object_key) if has_conditions(headers) else wait.for_keys([context.object_key]))
+    await (wait.for_turn(key) if has_conditions(context.request.headers) else wait.for_keys([key]))
+    headers = context.request.headers  # after the wait: it may have renamed the version that a condition names
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: headers[name] for name in headers if is_condition(name) or name.startswith(PREFIX)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
@@ -173,7 +174,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
         )
     began = clock.monotonic()
     while clock.monotonic() < began + PATIENCE_SECONDS:
-        ended = buffer.look(lambda tx: _outcome(tx, context.object_key, upload_id, token))
+        ended = buffer.look(lambda tx: _outcome(tx, key, upload_id, token))
         if ended is not None:
             return ended
         await until_next_look(clock, began)
