@@ -33,7 +33,11 @@ MARKERS = (
     ".hoodie/*",
     ".hoodie/timeline/*",
     "metadata/*.metadata.json",
+    "metadata/*.metadata.json.gz",
     "version-hint.text",
+    "snapshot/snapshot-*",
+    "snapshot/LATEST",
+    "refs/*/ref.json",
 )
 """The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow, Streaming, LitData, Parquet,
 Hugging Face datasets, Zarr and table formats tell readers that other objects are complete."""

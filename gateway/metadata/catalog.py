@@ -119,7 +119,7 @@ class Catalog:
         self.sizes_seen = SizesSeen()
         self._habits: dict[str, tuple[OriginHabits, float]] = {}
         """Of a bucket, and up to when they are not read again."""
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -250,8 +250,12 @@ class Catalog:
             return
         if now.shared_etags != before.shared_etags:
             self.forget_bucket(bucket)  # who answers by what was believed until now asks again
-        for why in now.reasons() - before.reasons() - self._told:
-            self._told.add(why)
+        if len(self._told) >= KINDS_MAX:
+            self._told.clear()
+        for why in now.reasons() - before.reasons():
+            if (bucket, why) in self._told:
+                continue
+            self._told.add((bucket, why))
             _log.warning("objects of a bucket are kept out of the cache", bucket=bucket, because=why)
         seconds = HABITS_REREAD_SECONDS if self._store is not None else HABITS_SECONDS
         self._habits[bucket] = now, self._clock.monotonic() + seconds

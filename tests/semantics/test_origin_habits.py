@@ -81,6 +81,24 @@ def test_9_8_weak_etags_are_read_in_one_stream(
     play(tmp_path, slot, scenario)
 
 
+def test_9_8_the_log_says_so_once_for_each_bucket(tmp_path: Path) -> None:
+    """9.8 Also of a second bucket, and not again for what is known."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.dialect.has_weak_etags = True
+        gateway.origin.create_bucket("other")
+        with capture_logs() as logs:
+            for bucket in ("bucket", "other"):
+                gateway.origin.put(bucket, "a", b"x")
+                for _ in range(2):
+                    assert (await call(gateway.app, "GET", f"/{bucket}/a", sign=False)).status == 200
+                    await gateway.catalog.settle()
+        told = [line["bucket"] for line in logs if "weak ETags" in str(line.get("because"))]
+        assert told == ["bucket", "other"]
+
+    play(tmp_path, Slot("strict", Prefix.parse("s3://")), scenario)
+
+
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS])
 def test_9_8_without_ranges_objects_are_read_in_one_stream(tmp_path: Path, slot: Slot, headers: dict[str, str]) -> None:
