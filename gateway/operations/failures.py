@@ -37,6 +37,8 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Response:
     its log line.
     """
     if isinstance(error, OriginAnswered):
+        if not error.body and error.status >= 500:  # to a HEAD, which has no document: a GET gets one
+            return _document(s3_error_of(error), request_id, resource)
         headers = filter_response_headers(dict(error.headers))
         own = [pair for pair in headers if pair[0] != "content-length"]
         return Response(error.status, own, error.body, error_code=error_code_of(error.body))
@@ -70,7 +72,13 @@ def s3_error_of(error: Exception) -> S3Error:
     return s3_error("InternalError")
 
 
-_CODES_OF_HEADS = {400: "InvalidRequest", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}
+_CODES_OF_HEADS = {
+    400: "InvalidRequest",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    412: "PreconditionFailed",
+    503: "SlowDown",
+}
 """Of the answers to HEAD, which have no document."""
 
 

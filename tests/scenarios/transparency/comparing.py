@@ -31,7 +31,7 @@ _ANY_VALUE = frozenset({"last-modified", "x-amz-version-id", "x-amz-copy-source-
 """Headers that both must have; the origins differ in when they stored, and in what they call a version."""
 
 _MOMENTS_AND_MARKS = re.compile(
-    rb"<(RequestId|HostId|LastModified|CreationDate|Initiated|ServerTime|VersionId|DeleteMarkerVersionId|"
+    rb"<(RequestId|HostId|LastModified|CreationDate|Initiated|ServerTime|Expires|VersionId|DeleteMarkerVersionId|"
     rb"NextVersionIdMarker|VersionIdMarker|NextContinuationToken|ContinuationToken|NextUploadIdMarker)>[^<]+</"
 )
 _HOST = re.compile(rb"https?://[^/<]*")
