@@ -69,7 +69,10 @@ def parse_link_bandwidth(value: object) -> int | Literal["auto"]:
 
 def parse_duration_seconds(value: object) -> float:
     """Seconds from `"5m"` or a number. Raises ValueError that says the form."""
-    return _quantity(value, {**DURATION_UNITS, "": 1.0}, DURATION_FORM)
+    try:
+        return float(_quantity(value, {**DURATION_UNITS, "": 1.0}, DURATION_FORM))
+    except OverflowError:
+        raise ValueError(DURATION_FORM) from None
 
 
 def _whole(quantity: float, form: str, most: str) -> int:
@@ -80,7 +83,7 @@ def _whole(quantity: float, form: str, most: str) -> int:
 
 def _quantity(value: object, units: dict[str, int] | dict[str, float], form: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value < math.inf:
             raise ValueError(form)
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None

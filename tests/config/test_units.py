@@ -79,3 +79,12 @@ def test_what_is_no_duration_is_refused(bad: object) -> None:
     """Infinite and negative times among them."""
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration_seconds(bad)
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 400 + "d"])
+def test_a_number_that_no_float_holds_is_refused(digits: str) -> None:
+    """As a number and as text, of a size and of a duration."""
+    for value in (digits, int(digits.rstrip("d"))):
+        for parse in (parse_size_bytes, parse_duration_seconds):
+            with pytest.raises(ValueError, match="such as|at most|like|form|unit"):
+                parse(value)
