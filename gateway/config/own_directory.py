@@ -7,11 +7,11 @@ import stat
 from pathlib import Path
 
 NAME = "forebay"
-"""Of the directory that Forebay makes in one that others use, too."""
+"""The name of the directory that Forebay makes inside one that others use."""
 
 LOCK_NAME = "lock"
 LOCK_MARK = b"forebay "
-"""What the lock begins with, from the first moment that Forebay works in a directory."""
+"""The first bytes of the lock, which Forebay writes before it works in a directory."""
 
 _MARKS = ((LOCK_NAME, LOCK_MARK), ("blocks/FORMAT", b"forebay blocks "), ("writeback/FORMAT", b"forebay writeback "))
 
@@ -32,17 +32,17 @@ def own_directory(given: Path) -> Path:
 
 
 def are_same(one: Path, other: Path) -> bool:
-    """Whether one may be the other as it was given: who may not look into a directory cannot tell which it is."""
+    """Return whether both may name one cache directory: a user without access cannot tell which of the two it is."""
     return one == other or one == other / NAME or other == one / NAME
 
 
 def is_own(directory: Path) -> bool:
-    """Whether Forebay has worked in a directory. False where nobody can say."""
+    """Return whether Forebay has worked in a directory. False if the directory cannot be read."""
     return any(_begins_with(directory / name, mark) for name, mark in _MARKS)
 
 
 def others_files(directory: Path) -> list[str]:
-    """What lies in a directory that Forebay has not worked in. OSError."""
+    """Return the names in a directory in which Forebay has not worked yet. Raise OSError."""
     return [] if is_own(directory) else sorted(set(os.listdir(directory)) - {"lost+found"})
 
 

@@ -97,11 +97,11 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
         server.serve(context.stop, grace_seconds=_GRACE_SECONDS, on_ready=lambda: None), name="admin port"
     )
     keeping = asyncio.create_task(history.keep(), name="history")
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_OPENING_SECONDS_MAX):
-            await tried.wait()
-    context.ready()
     try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OPENING_SECONDS_MAX):
+                await tried.wait()
+        context.ready()
         await serving
     finally:
         keeping.cancel()
