@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -37,10 +37,10 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Response:
     its log line.
     """
     if isinstance(error, OriginAnswered):
-        if not error.body and error.status >= 500:  # to a HEAD, which has no document: a GET gets one
-            return _document(s3_error_of(error), request_id, resource)
         headers = filter_response_headers(dict(error.headers))
         own = [pair for pair in headers if pair[0] != "content-length"]
+        if not error.body and error.status >= 429:  # to a HEAD, which has no document: a GET gets one
+            return _document(s3_error_of(error), request_id, resource, [p for p in own if p[0] != "content-type"])
         return Response(error.status, own, error.body, error_code=error_code_of(error.body))
     _log_failure(error, request_id)
     return _document(s3_error_of(error), request_id, resource)
@@ -77,6 +77,7 @@ _CODES_OF_HEADS = {
     403: "AccessDenied",
     404: "NoSuchKey",
     412: "PreconditionFailed",
+    429: "SlowDown",
     503: "SlowDown",
 }
 """Of the answers to HEAD, which have no document."""
@@ -105,8 +106,8 @@ _EXPECTED: Mapping[type[Exception], str] = {
 """The first that fits."""
 
 
-def _document(error: S3Error, request_id: str, resource: str) -> Response:
-    headers = [(name.lower(), value) for name, value in error.headers.items()]
+def _document(error: S3Error, request_id: str, resource: str, of_origin: Sequence[tuple[str, str]] = ()) -> Response:
+    headers = [*of_origin, *((name.lower(), value) for name, value in error.headers.items())]
     if error.status == 304:
         return Response(304, headers, error_code=error.code)
     body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")

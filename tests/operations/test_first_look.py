@@ -78,7 +78,7 @@ def test_what_says_later_is_handed_on(tmp_path: Path, status: int) -> None:
                 headers = {"If-None-Match": '"x"'} if known else {}
                 answer = await call(gateway.app, "GET", "/bucket/k", headers)
                 assert (answer.status, answer.headers["retry-after"]) == (status, "60")
-                assert (b"<Code>SlowDown</Code>" in answer.body) is not known
+                assert b"<Code>" in answer.body
                 assert asked(gateway)[before:] == methods
                 gateway.origin.faults.clear()
 

@@ -164,7 +164,7 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch:
     """The extra."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for document in (manifest({"file": b""}, PARQUET_SCHEMA, "Parquet"), manifest({"file": b""})):
-        with pytest.raises(BadInventory, match=r"pip install 'forebay\[inventory\]'"):
+        with pytest.raises(BadInventory, match=r"pip install '\.\[inventory\]'"):
             parsed(tmp_path, b"", document)
 
 
