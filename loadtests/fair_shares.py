@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 from loadtests.harness import command, machine

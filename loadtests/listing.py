@@ -20,15 +20,15 @@ from urllib.parse import quote
 
 import lmdb
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
+from gateway.core.model import Homes
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import END, ListRequest, key_successor
 from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
+from gateway.telemetry.metric_observers import CatalogMetrics
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned
 from loadtests.harness.command import Options, progress

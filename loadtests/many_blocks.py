@@ -26,9 +26,9 @@ from gateway.blocks.files.store import SmallBlock
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import BlockSettings, block_at
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.clock import SystemClock
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.clock import SystemClock
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.memory_origin import MemoryOrigin
 
 BATCH_BLOCKS = 256

@@ -24,10 +24,10 @@ from gateway.blocks.index.eviction import Capacity
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.clock import SystemClock
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.clock import SystemClock
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
+from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.clock import SystemClock
-from gateway.metric_observers import WorkerMetrics
+from gateway.core.clock import SystemClock
 from gateway.origin.client import OriginRequest
 from gateway.policy.request_rates import RequestRates, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.telemetry.metric_observers import WorkerMetrics
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family, load_object

@@ -20,7 +20,7 @@ from gateway.blocks import layout
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
 BLOCK_SIZE_BYTES = 64 * 1024

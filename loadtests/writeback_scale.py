@@ -32,11 +32,11 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from gateway.clock import Moment
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.model import ObjectKey
+from gateway.core.steps import in_steps
 from gateway.operations.writeback.complete_upload import complete
 from gateway.s3.xml import CompletedPart
-from gateway.steps import in_steps
 from gateway.writeback import DIRECTORY
 from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.journal.codec import parts_digest

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.metrics import DECLARED
+from gateway.telemetry.metrics import DECLARED
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "deploy/prometheus/rules.yaml"

@@ -14,64 +14,30 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {
-    "atomic_write",
-    "checkpoint_patterns",
-    "clock",
-    "errors",
-    "file_lease",
-    "file_lock",
-    "heartbeats",
-    "immutable",
-}
-LEAVES |= {"lmdb_commits", "md5_lanes", "model", "pem", "progress_rate", "rate_limited_log", "steps"}
-LEAVES |= {"thread_priority", "trace_context"}
-SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metric_values", "metrics", "metric_observers", "logs", "log_sink", "audit"}
-COUNTING |= {"access_log", "log_file", "metric_reading", "recent_requests", "tracing"}
-BASE = LEAVES | COUNTING | {"s3", "cancellation"}
+LEAVES = {"core", "disk", "md5_lanes", "shared"}
+BASE = LEAVES | {"s3", "telemetry"}
+STORES = {"metadata", "blocks", "writeback"}
 
 ALLOWED: Mapping[str, set[str]] = {
-    **{leaf: set[str]() for leaf in LEAVES},
-    "heartbeats": {"atomic_write"},
-    "lmdb_commits": {"atomic_write"},
-    "model": {"immutable"},
-    "cancellation": {"errors"},
+    "core": set(),
+    "md5_lanes": set(),
+    "disk": {"core"},
+    "shared": {"core", "disk"},
+    "telemetry": LEAVES | {"s3"},
     "config": LEAVES,
-    **dict.fromkeys(COUNTING, LEAVES | COUNTING),
     "s3": LEAVES,
     "origin": BASE,
     "policy": BASE | {"origin"},
-    "metadata": BASE | {"origin", "policy"},
-    "blocks": BASE | {"origin", "policy"},
-    "writeback": BASE | {"origin", "policy"},
-    "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
-    "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
+    **dict.fromkeys(STORES, BASE | {"origin", "policy"}),
+    "operations": BASE | STORES | {"origin", "policy"},
+    "jobs": BASE | STORES | {"origin", "policy"},
     "edge": BASE | {"operations", "policy", "origin"},
-    "bandwidth_wiring": BASE | SETTINGS | COUNTING | {"origin", "policy"},
-    "origins": BASE | SETTINGS | {"origin", "policy"},
-    "write_back_wiring": BASE
-    | SETTINGS
-    | COUNTING
-    | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
-    "app": BASE
-    | SETTINGS
-    | COUNTING
-    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"}
-    | {"bandwidth_wiring", "write_back_wiring", "origins"},
-    "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
-    "serve": LEAVES
-    | SETTINGS
-    | COUNTING
-    | {"", "app", "cancellation", "control", "edge", "jobs", "bandwidth_wiring", "policy", "writeback"},
+    "app": BASE | STORES | {"config", "edge", "jobs", "operations", "policy", "origin"},
+    "admin": BASE | {"", "config", "jobs", "policy", "origin"},
+    "serve": BASE | {"", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
-    "cli": LEAVES
-    | SETTINGS
-    | COUNTING
-    | {"", "serve", "control", "demo", "writeback"}
-    | {"admin_client", "doctor", "policy"},
-    "admin_client": {"errors"},
-    "doctor": BASE | SETTINGS | COUNTING | {"", "app", "serve", "control", "origin", "policy", "admin_client"},
+    "cli": BASE | {"", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},
+    "doctor": BASE | {"", "config", "app", "serve", "admin", "origin", "policy"},
     "__main__": {"cli"},
     "": set(),
 }
@@ -134,13 +100,7 @@ def test_every_part_has_its_place_in_the_design() -> None:
 
 
 def test_the_allowed_arrows_have_no_circle() -> None:
-    """Except within counting, which is one part in several files."""
-    one = dict.fromkeys(COUNTING, "metrics")
-    arrows: dict[str, set[str]] = {}
-    for part, targets in ALLOWED.items():
-        name = one.get(part, part)
-        reduced = {one.get(target, target) for target in targets} - {name}
-        arrows.setdefault(name, set()).update(reduced)
+    arrows = dict(ALLOWED)
     while arrows:
         free = {part for part, targets in arrows.items() if not targets & set(arrows)}
         assert free, f"a circle among {sorted(arrows)}"
@@ -155,12 +115,12 @@ def test_the_allowed_arrows_have_no_circle() -> None:
         ("gateway.origin.s3", "from gateway.operations.context import Response"),
         ("gateway.s3.xml", "from gateway.origin import client"),
         ("gateway.s3.xml", "import asyncio"),
-        ("gateway.model", "from gateway import config"),
+        ("gateway.core.model", "from gateway import config"),
         ("gateway.operations.get_object", "def f():\n    from gateway.edge.asgi import S3App"),
         ("gateway.policy.slots", "from ..operations import reply"),
         ("gateway.policy.slots", "from .. import operations"),
         ("gateway.edge.asgi", "from gateway.config import Settings"),
-        ("gateway.unheard_of", "from gateway.errors import ForebayError"),
+        ("gateway.unheard_of", "from gateway.core.errors import ForebayError"),
     ],
 )
 def test_an_arrow_that_runs_backwards_is_found(module: str, source: str) -> None:
@@ -174,7 +134,7 @@ def test_arrows_of_the_design_are_let_through() -> None:
         {
             "gateway.blocks.cache": "from gateway.blocks.layout import X\nfrom gateway.origin.client import Origin",
             "gateway.operations.get_object": "import gateway.blocks.cache\nfrom . import reply",
-            "gateway.control.openapi": "from gateway import __version__",
+            "gateway.admin.openapi": "from gateway import __version__",
             "gateway.s3.xml": "import re",
         }
     )

@@ -12,12 +12,12 @@ import pytest
 import typer.main
 
 from gateway import cli
+from gateway.admin.openapi import describe
 from gateway.config import Settings
 from gateway.config.defaults import DiskUsage
 from gateway.config.loading import load_settings, read_document
 from gateway.config.problems import table_of, toml_names
-from gateway.control.openapi import describe
-from gateway.metrics import DECLARED
+from gateway.telemetry.metrics import DECLARED
 from tools.reference import metrics_reference, settings_reference, with_references
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gateway
-from gateway.checkpoint_patterns import too_many
-from gateway.model import ObjectKey
+from gateway.core.checkpoint_patterns import too_many
+from gateway.core.model import ObjectKey
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.xml_writer import encode_list_key, escape
 from gateway.writeback.checkpoints.layouts import Rules, member_of, rules_of
@@ -173,7 +173,7 @@ def names_searched(path: Path) -> set[str]:
     return found
 
 
-_BOUNDED = {("gateway.checkpoint_patterns", "_sought")}
+_BOUNDED = {("gateway.core.checkpoint_patterns", "_sought")}
 """Makes expressions of settings, for keys of 1,024 bytes: what that costs at most is tested beside it."""
 
 

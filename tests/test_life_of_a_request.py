@@ -18,9 +18,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from gateway.app import s3_application
+from gateway.app.node import s3_application
 from gateway.config.live import LiveSettings
-from gateway.recent_requests import MINUTE_SECONDS, RecentRequests
+from gateway.shared.recent_requests import MINUTE_SECONDS, RecentRequests
 from tests.support.prepared_process import PreparedProcess
 from tests.support.serving import serving
 from tests.support.settings import load

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from gateway.config import Settings
 from gateway.config.problems import table_of
-from gateway.metrics import DECLARED
+from gateway.telemetry.metrics import DECLARED
 
 _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -17,9 +17,9 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
-from gateway.clock import Clock
-from gateway.metric_observers import CacheMetrics
+from gateway.core.clock import Clock
 from gateway.origin.client import Origin
+from gateway.telemetry.metric_observers import CacheMetrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,12 @@ from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
-from gateway.clock import Clock
-from gateway.errors import BlockError, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockError, StoreUnavailable
+from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
+from gateway.telemetry.metric_observers import CacheMetrics
 
 _log = structlog.get_logger("forebay.cache")
 _DONE = object()

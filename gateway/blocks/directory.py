@@ -38,11 +38,11 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
 from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
-from gateway.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
-from gateway.file_lease import close_opened, with_lease
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ObjectKey
-from gateway.thread_priority import only_idle_disk
+from gateway.core.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
+from gateway.core.model import ObjectKey
+from gateway.disk.file_lease import close_opened, with_lease
+from gateway.disk.thread_priority import only_idle_disk
+from gateway.telemetry.metric_observers import CacheMetrics
 
 _SECONDS_OF_A_DAY = 86_400
 

@@ -10,10 +10,10 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
-from gateway.clock import Clock
-from gateway.metric_observers import CacheMetrics
-from gateway.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.core.clock import Clock
+from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
+from gateway.telemetry.metric_observers import CacheMetrics
 
 RETRIES = 3
 STATE = "closed"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gateway.blocks import layout
 from gateway.blocks.reading.reader import SUB_BLOCK_BYTES, are_used
 from gateway.blocks.reading.sources import ReadDependencies
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000
 """Of the longest objects no more are looked at: that takes a second."""

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import lmdb
 from awscrt import checksums
 
-from gateway.errors import BlockDamaged, ConfigError
-from gateway.immutable import immutable
-from gateway.model import ByteRange, Homes, ObjectKey, ObjectVersion
+from gateway.core.errors import BlockDamaged, ConfigError
+from gateway.core.immutable import immutable
+from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.admin.formatting import size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Caller, CallerLimits
+    from gateway.admin.client import Caller, CallerLimits
 
 _COLUMNS = (
     Column("caller", shortened=True),

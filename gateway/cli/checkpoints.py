@@ -12,12 +12,12 @@ from urllib.parse import urlencode
 import orjson
 import typer
 
+from gateway.admin.formatting import counted, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, printable
 from gateway.cli.tables import NOTHING, fitted, folded, terminal_width
-from gateway.control.formatting import counted, size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient
+    from gateway.admin.client import AdminClient
 
 _PATH = "/api/v1/checkpoints"
 _PAGE = 100
@@ -80,7 +80,7 @@ def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]
 
 def _why_none(client: AdminClient, prefix: str) -> str:
     """What was looked for, what there is instead, and what to do about it."""
-    from gateway.admin_client import CheckpointPage
+    from gateway.admin.client import CheckpointPage
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
     page = client.get(f"{_PATH}?{urlencode({'prefix': prefix, 'limit': '1'})}", CheckpointPage)

@@ -45,8 +45,8 @@ from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import load_settings
 from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
-from gateway.errors import ConfigError, StartupError
-from gateway.logs import configure_logs
+from gateway.core.errors import ConfigError, StartupError
+from gateway.telemetry.logs import configure_logs
 
 app = typer.Typer(
     name="forebay",

@@ -18,11 +18,11 @@ from gateway.config.defaults import usual_directory
 from gateway.config.environment import CONFIG_VARIABLE
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
-from gateway.errors import AdminPortError
+from gateway.core.errors import AdminPortError
 from gateway.serve.listeners import url
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient
+    from gateway.admin.client import AdminClient
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
@@ -117,7 +117,7 @@ def printable(text: str) -> str:
 
 def admin_client(admin_url: str | None, config: Path | None) -> AdminClient:
     """Of the admin port that the options, or else the settings, name."""
-    from gateway.admin_client import AdminClient  # brings an HTTP client with it, which `serve` does without
+    from gateway.admin.client import AdminClient  # brings an HTTP client with it, which `serve` does without
 
     return AdminClient(*admin_address(admin_url, config))
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gateway.admin.formatting import counted
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -26,7 +27,6 @@ from gateway.cli.tables import print_text, wrapped
 from gateway.config.environment import CommandEnvironment
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
-from gateway.control.formatting import counted
 
 if TYPE_CHECKING:
     from gateway.doctor.findings import Finding
@@ -154,7 +154,7 @@ def _loaded(config: Path | None, environment: Mapping[str, str]) -> LoadedSettin
 
 
 def _running(config: Path | None, admin_url: str | None, loaded: LoadedSettings | None) -> Iterator[Finding]:
-    from gateway.admin_client import AdminClient
+    from gateway.admin.client import AdminClient
     from gateway.doctor.findings import note
     from gateway.doctor.running import AREA, running
 

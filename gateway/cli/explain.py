@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.admin.formatting import age_text, counted, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import print_text
-from gateway.control.formatting import age_text, counted, size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import ExplainedBlocks, ExplainedSlot, ExplainedWrite, Explanation, KnownVersion
+    from gateway.admin.client import ExplainedBlocks, ExplainedSlot, ExplainedWrite, Explanation, KnownVersion
 
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.admin.formatting import are, counted, size_text
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
 from gateway.cli.progress import bytes_progress
 from gateway.config.own_directory import NAME, is_own
-from gateway.control.formatting import are, counted, size_text
-from gateway.errors import StartupError, WritebackError
+from gateway.core.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.progress import bytes_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 from gateway.config.units import parse_duration_seconds
-from gateway.control.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient, FlushProgress, PendingObject
+    from gateway.admin.client import AdminClient, FlushProgress, PendingObject
 
 _LOOK_SECONDS = 0.5
 _PAUSE_PER_ANSWER = 5.0

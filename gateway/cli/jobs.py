@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, TaskID
 
+from gateway.admin.formatting import size_text
+from gateway.admin.media_types import MANIFEST_TYPE
 from gateway.cli.common import (
     CACHE,
     AdminUrlOption,
@@ -24,11 +26,9 @@ from gateway.cli.common import (
 )
 from gateway.cli.progress import bytes_progress, listing_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import size_text
-from gateway.control.media_types import MANIFEST_TYPE
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient, Job
+    from gateway.admin.client import AdminClient, Job
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024

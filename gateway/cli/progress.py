@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from gateway.control.formatting import size_text
-from gateway.progress_rate import ProgressRate
+from gateway.admin.formatting import size_text
+from gateway.core.progress_rate import ProgressRate
 
 _WINDOW_SECONDS = 60.0
 

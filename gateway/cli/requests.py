@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.admin.formatting import size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import OriginFailure, RecentRequest
+    from gateway.admin.client import OriginFailure, RecentRequest
 
 _COLUMNS = (
     Column("at", rank=3),

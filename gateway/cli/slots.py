@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gateway.admin.formatting import counted, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import counted, size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Link, OriginRequests, Slot, SlotBandwidth, Unflushed
+    from gateway.admin.client import Link, OriginRequests, Slot, SlotBandwidth, Unflushed
 
 _COLUMNS = (
     Column("slot"),

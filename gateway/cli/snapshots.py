@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import orjson
 import typer
 
+from gateway.admin.formatting import counted, size_text
+from gateway.admin.media_types import LINES_TYPE
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -25,11 +27,9 @@ from gateway.cli.common import (
 )
 from gateway.cli.jobs import follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import counted, size_text
-from gateway.control.media_types import LINES_TYPE
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Snapshot
+    from gateway.admin.client import Snapshot
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 

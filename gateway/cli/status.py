@@ -6,9 +6,7 @@ import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from gateway.cli.common import printable
-from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
-from gateway.control.formatting import (
+from gateway.admin.formatting import (
     age_text,
     bucket_text,
     counted,
@@ -20,10 +18,12 @@ from gateway.control.formatting import (
     waiting_text,
     wrong_with,
 )
-from gateway.control.troubles import DISK_STATES
+from gateway.admin.troubles import DISK_STATES
+from gateway.cli.common import printable
+from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Index, Process, Scrub, Status, Writeback
+    from gateway.admin.client import Index, Process, Scrub, Status, Writeback
 
 
 def show_status(status: Status) -> None:

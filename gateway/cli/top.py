@@ -18,16 +18,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from gateway.admin.formatting import counted, origin_text, size_text, waiting_text, wrong_with
+from gateway.admin.troubles import DISK_STATES
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
 from gateway.cli.requests import seconds_text
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
-from gateway.control.formatting import counted, origin_text, size_text, waiting_text, wrong_with
-from gateway.control.troubles import DISK_STATES
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
+    from gateway.admin.client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
@@ -58,7 +58,7 @@ def top(
 
     Ctrl-C ends it. In a pipe it prints plain text, with --json a document a line.
     """
-    from gateway.admin_client import LiveAdminClient
+    from gateway.admin.client import LiveAdminClient
 
     seconds = _interval_seconds(interval)
     client = LiveAdminClient(*admin_address(admin_url, config), timeout_seconds=_TIMEOUT_SECONDS)

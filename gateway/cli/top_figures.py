@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway import metrics
-from gateway.errors import AdminPortError
+from gateway.core.errors import AdminPortError
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
-    from gateway.admin_client import Checkpoint, Job, LiveAdminClient, RecentRequests, Slot, Status
+    from gateway.admin.client import Checkpoint, Job, LiveAdminClient, RecentRequests, Slot, Status
 
 CHECKPOINTS_MAX = 20
 _HELD_UP = ("conflicts", "damaged", "failing", "waiting_for_bucket")
@@ -36,7 +36,7 @@ _COUNTED: dict[str, tuple[str, dict[str, str]]] = {
 
 def counters(exposition: str) -> dict[str, float]:
     """The sums of what is counted, over all labels and processes, of the text of /metrics."""
-    from gateway.admin_client import samples
+    from gateway.admin.client import samples
 
     found = dict.fromkeys(_COUNTED, 0.0)
     for name, labels, value in samples(exposition, {name for name, _ in _COUNTED.values()}):
@@ -180,7 +180,7 @@ class Watch:
 
     async def take(self, *, whole: bool = False) -> Figures:
         """The figures of now, or why there are none; with `whole`, once those of slots have come, too."""
-        from gateway.admin_client import CheckpointPage, JobList, RecentRequests, Status
+        from gateway.admin.client import CheckpointPage, JobList, RecentRequests, Status
 
         if self._following is None:
             self._following = asyncio.create_task(self._follow_slots(), name="slots")
@@ -231,7 +231,7 @@ class Watch:
 
     async def _follow_slots(self) -> None:
         """Its answer takes a second each time: nothing else waits for it."""
-        from gateway.admin_client import Slots
+        from gateway.admin.client import Slots
 
         while True:
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
+from gateway.admin.formatting import age_text, are, counted, no_objects_yet_text, size_text
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -23,10 +24,9 @@ from gateway.cli.common import (
 )
 from gateway.cli.export import export
 from gateway.cli.tables import NOTHING, Column, Row, print_table
-from gateway.control.formatting import age_text, are, counted, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient, OpenUpload, PendingObject
+    from gateway.admin.client import AdminClient, OpenUpload, PendingObject
 
 app = typer.Typer(
     name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True

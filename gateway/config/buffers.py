@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.checkpoint_patterns import too_many
 from gateway.config.defaults import disk_usage, held_bytes
 from gateway.config.settings import Settings
 from gateway.config.units import format_size
-from gateway.errors import ConfigError
+from gateway.core.checkpoint_patterns import too_many
+from gateway.core.errors import ConfigError
 
 _OF_BUFFERS = ("buffer_bytes", "checkpoints", "upload_expiry_seconds")
 

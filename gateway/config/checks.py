@@ -21,8 +21,8 @@ from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden, shown
 from gateway.config.settings import Settings
 from gateway.config.units import format_duration, format_size
-from gateway.errors import ConfigError
-from gateway.pem import PemFile
+from gateway.core.errors import ConfigError
+from gateway.disk.pem import PemFile
 
 BLOCKS_MIN = 8
 """With room for fewer, a reader's own readahead would push out what it is about to read."""

@@ -13,7 +13,7 @@ from gateway.config.entries import BUFFER_BYTES_MIN, BucketSettings, OriginCrede
 from gateway.config.own_directory import own_directory
 from gateway.config.problems import SettingsError
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
 
 CAPACITY_SHARE = 0.5
 """Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""

@@ -23,7 +23,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.model import LOCAL_EXPIRY_SECONDS, MARKERS
+from gateway.core.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""

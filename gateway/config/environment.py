@@ -10,7 +10,7 @@ import orjson
 
 from gateway.config.problems import Hidden, SettingsError, dotted, shown, table_of, toml_names
 from gateway.config.settings import Settings
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
 
 Sources = dict[str, str]
 """Dotted key -> the variable, or the option of a command, that its value came from."""

@@ -20,14 +20,14 @@ from pydantic import (
     field_validator,
 )
 
-from gateway.checkpoint_patterns import BUILT_IN, parse_pattern
 from gateway.config.units import (
     parse_bandwidth_bytes_per_second,
     parse_duration_seconds,
     parse_link_bandwidth,
     parse_size_bytes,
 )
-from gateway.pem import PemFile
+from gateway.core.checkpoint_patterns import BUILT_IN, parse_pattern
+from gateway.disk.pem import PemFile
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10

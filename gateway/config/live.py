@@ -26,7 +26,7 @@ class SharedMemoryName:
 class LiveSettings:
     """What is in force now. Event loop only.
 
-    `bandwidth` is the memory in which all processes keep the ceilings (bandwidth_wiring.py), `callers` that
+    `bandwidth` is the memory in which all processes keep the ceilings (app/bandwidth.py), `callers` that
     of the limits of callers, `request_rates` that of what the origin takes; None: there is none.
     """
 

@@ -23,8 +23,8 @@ from gateway.config.fields import Section
 from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
 from gateway.config.problems import Hidden, SettingsError, allowed_of, problems_of, shown, with_tables_around
 from gateway.config.settings import Settings
-from gateway.errors import ConfigError
-from gateway.pem import PemFile
+from gateway.core.errors import ConfigError
+from gateway.disk.pem import PemFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from typing import Any
 
 import orjson
 
-from gateway.atomic_write import remove_durably, write_durably
 from gateway.config.entries import BucketSettings
 from gateway.config.files import OVERLAY_BYTES_MAX, content_of
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 from gateway.config.settings import OriginSettings, Settings
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
+from gateway.disk.atomic_write import remove_durably, write_durably
 
 NAME = "slots.json"
 FORMAT = "forebay slots 1"

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.fields import NoPattern, RetiredValue
 from gateway.config.settings import Settings
 from gateway.config.units import TooLarge, UnknownUnit
-from gateway.errors import ConfigError, ForebayError
+from gateway.core.errors import ConfigError, ForebayError
 
 _SECRET_NAMES = re.compile(r"secret|token|password|proxy|credential|url", re.IGNORECASE)
 

@@ -35,7 +35,7 @@ from gateway.config.fields import (
     setting,
     valid_endpoint_url,
 )
-from gateway.model import Homes
+from gateway.core.model import Homes
 
 
 class ServerSettings(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.errors import ForebayError
+from gateway.core.errors import ForebayError
 
 
 class DemoError(ForebayError):

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.clock import Clock, SystemClock
+from gateway.core.clock import Clock, SystemClock
 
 _PIECE_BYTES = 256 * 1024
 _FINEST_SLEEP_SECONDS = 0.002  # finer waits cost more than they shape: they add up until one is worth sleeping

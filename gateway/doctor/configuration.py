@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.loading import LoadedSettings
 from gateway.config.problems import SettingsError
-from gateway.control.formatting import size_text
 from gateway.doctor.findings import Finding, error, note, ok, warning
 
 AREA = "configuration"

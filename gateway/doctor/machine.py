@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.buffers import file_system_kind
 from gateway.config.defaults import disk_usage
-from gateway.control.formatting import size_text
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.serve.preparation import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.serve.reloading import slots_max

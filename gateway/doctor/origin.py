@@ -11,14 +11,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from gateway.app import origin_for_checks
+from gateway.admin.origin_check import SKEW_SECONDS_MAX, OriginChecks
+from gateway.app.node import origin_for_checks
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.control.origin_check import SKEW_SECONDS_MAX, OriginChecks
+from gateway.core.errors import OriginBodyError, OriginError
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
-from gateway.errors import OriginBodyError, OriginError
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
 from gateway.s3.list_result import ListedEntry, parse_listed_page

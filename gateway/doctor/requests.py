@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest
 from gateway.s3.xml import error_code_of
 

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway import __version__, metrics
-from gateway.admin_client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
+from gateway import __version__
+from gateway.admin.client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
+from gateway.admin.formatting import age_text, bucket_text, counted, size_text, waiting_text
+from gateway.admin.troubles import troubles
 from gateway.config import Settings
-from gateway.control.formatting import age_text, bucket_text, counted, size_text, waiting_text
-from gateway.control.troubles import troubles
+from gateway.core.errors import AdminPortError
 from gateway.doctor.findings import Finding, error, note, ok, warning
-from gateway.errors import AdminPortError
+from gateway.telemetry import metrics
 
 AREA, SLOTS = "running gateway", "slots"
 

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from gateway.core.errors import OriginError
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
-from gateway.errors import OriginError
 from gateway.policy.slots import Prefix
 
 AREA = "write test"

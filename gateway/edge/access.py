@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gateway.clock import Clock
-from gateway.errors import S3Error
+from gateway.core.clock import Clock
+from gateway.core.errors import S3Error
 from gateway.origin.signing import KeyPair
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (

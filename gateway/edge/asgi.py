@@ -23,9 +23,9 @@ from typing import Any, Protocol, get_args
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from gateway import cancellation
-from gateway.access_log import AccessLog
-from gateway.audit import AuditLog
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected, S3Error
+from gateway.core.model import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
@@ -33,9 +33,6 @@ from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY,
 from gateway.edge.server.prepared import LEARN, TOLD
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
-from gateway.errors import ClientDisconnected, S3Error
-from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
-from gateway.model import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
 from gateway.operations.context import (
     NO_BODY,
     Answer,
@@ -52,11 +49,14 @@ from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
 from gateway.policy.slots import Slot
-from gateway.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
-from gateway.tracing import RequestSpan, Tracer
+from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.telemetry.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
 """The credential of requests whose signature does not hold."""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.core.model import BorrowedBuffer, FileSpan
 from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
-from gateway.model import BorrowedBuffer, FileSpan
 from gateway.policy.callers import Admission, CallerLimits, Direction, Refused
 from gateway.s3.error_codes import s3_error
 

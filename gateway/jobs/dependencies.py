@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.blocks.cache import BlockCache
-from gateway.clock import Clock
+from gateway.core.clock import Clock
+from gateway.core.model import Homes
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.model import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 

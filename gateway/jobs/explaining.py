@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from gateway.blocks.explanation import Explanation
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.dependencies import JobDependencies
 from gateway.metadata.catalog import Known
 from gateway.metadata.snapshots.registry import OpenSnapshot
-from gateway.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot
 
 

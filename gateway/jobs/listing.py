@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from gateway.errors import OriginAnswered
+from gateway.core.errors import OriginAnswered
 from gateway.jobs.dependencies import JobDependencies
 from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest

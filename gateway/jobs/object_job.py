@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.errors import (
+from gateway.core.errors import (
     ForebayError,
     NoSuchSnapshot,
     OriginAnswered,
@@ -23,6 +23,7 @@ from gateway.errors import (
     SnapshotError,
     StoreUnavailable,
 )
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.listing import list_pages
@@ -31,7 +32,6 @@ from gateway.jobs.worklist import Entry, Recovered, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import quote

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginUnreachable
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered, OriginUnreachable
 
 T = TypeVar("T")
 

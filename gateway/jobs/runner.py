@@ -10,14 +10,14 @@ from typing import ParamSpec
 
 import structlog
 
-from gateway.errors import ForebayError, SnapshotConflict
+from gateway.core.errors import ForebayError, SnapshotConflict
+from gateway.core.progress_rate import ProgressRate
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.object_job import ObjectJob, failure_text
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import ManifestLines, Worklist
-from gateway.progress_rate import ProgressRate
 
 P = ParamSpec("P")
 

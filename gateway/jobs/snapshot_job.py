@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from gateway.errors import OriginBodyError, SnapshotConflict, StoreUnavailable
+from gateway.core.errors import OriginBodyError, SnapshotConflict, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobState
 from gateway.jobs.listing import fetch_page

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
-from gateway.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job
 from gateway.jobs.runner import Jobs

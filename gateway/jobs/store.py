@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.atomic_write import write_durably
-from gateway.errors import StoreUnavailable
+from gateway.core.errors import StoreUnavailable
+from gateway.disk.atomic_write import write_durably
 from gateway.jobs.job import Job, pack, unpack
 
 _DIRECTORY_MODE = 0o700

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import orjson
 
-from gateway.errors import ForebayError, StoreUnavailable
-from gateway.model import ObjectKey
+from gateway.core.errors import ForebayError, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096

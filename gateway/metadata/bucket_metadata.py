@@ -27,8 +27,8 @@ from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
-from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import Slot
+from gateway.telemetry.metric_observers import SmallAnswerMetrics
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""

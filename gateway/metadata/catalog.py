@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import lmdb
 import structlog
 
-from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
     Entry,
     Freshness,
@@ -48,14 +49,13 @@ from gateway.metadata.observed_habits import (
 )
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import Homes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.telemetry.metric_observers import CatalogMetrics
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 

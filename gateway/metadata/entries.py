@@ -51,12 +51,11 @@ import lmdb
 import structlog
 from awscrt.checksums import crc64nvme
 
-from gateway.clock import Clock
-from gateway.errors import OriginBodyError, StoreUnavailable
-from gateway.heartbeats import PROCESSES_MAX
-from gateway.immutable import immutable
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBodyError, StoreUnavailable
+from gateway.core.immutable import immutable
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.listing.records import date_text
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.headers import (
     EncodedHeaders,
@@ -67,6 +66,7 @@ from gateway.s3.headers import (
     unquote,
 )
 from gateway.s3.list_result import EntryTemplate, ListedEntry
+from gateway.shared.heartbeats import PROCESSES_MAX
 
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
 

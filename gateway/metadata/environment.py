@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from gateway.atomic_write import LMDB_READERS_MAX, set_aside_lock_file
+from gateway.disk.atomic_write import LMDB_READERS_MAX, set_aside_lock_file
 
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""

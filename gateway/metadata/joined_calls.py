@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
-from gateway.clock import Clock
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import ACCOUNT
 
 T = TypeVar("T")

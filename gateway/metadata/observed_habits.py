@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.entries import Entry
-from gateway.model import ObjectKey, ObjectVersion
 from gateway.s3.origin_habits import OriginHabits
 
 

@@ -30,16 +30,16 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.atomic_write import remove_durably, write_durably
-from gateway.errors import StartupError, StoreUnavailable, is_no_room, opening_failure
-from gateway.file_lock import lock_within, try_lock
+from gateway.core.errors import StartupError, StoreUnavailable, is_no_room, opening_failure
+from gateway.core.model import Homes
+from gateway.disk.atomic_write import remove_durably, write_durably
+from gateway.disk.file_lock import lock_within, try_lock
 from gateway.metadata import entries
 from gateway.metadata.entries import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
-from gateway.model import Homes
 
 FORMAT = b"forebay catalog 3\n"
 FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")

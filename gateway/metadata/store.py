@@ -31,8 +31,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway.immutable import immutable
-from gateway.lmdb_commits import LastCommit
+from gateway.core.immutable import immutable
+from gateway.core.model import ObjectKey, ObjectVersion
+from gateway.disk.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
@@ -49,8 +50,7 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.telemetry.metric_observers import CatalogMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")

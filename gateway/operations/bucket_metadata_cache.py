@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
+from gateway.core.model import BodyStream
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
 from gateway.metadata.entries import Freshness, ObservedAt
-from gateway.model import BodyStream
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload

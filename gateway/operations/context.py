@@ -16,15 +16,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from gateway import cancellation
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.disabled_cache import Blocks
-from gateway.clock import Clock
-from gateway.errors import S3Error
+from gateway.core import cancellation
+from gateway.core.clock import Clock
+from gateway.core.errors import S3Error
+from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.origin.signing import KeyPair

@@ -9,8 +9,9 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gateway.errors import OriginAnswered, OriginBodyError
-from gateway.model import ObjectKey
+from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.model import ObjectKey
+from gateway.core.steps import in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply
@@ -32,7 +33,6 @@ from gateway.s3.xml import (
     parse_delete,
 )
 from gateway.s3.xml_writer import document
-from gateway.steps import in_steps
 
 
 async def delete_objects(context: RequestContext) -> Response:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from gateway.errors import (
+from gateway.core.errors import (
     BufferUnavailable,
     CredentialsUnavailable,
     OriginAnswered,
@@ -17,10 +17,10 @@ from gateway.errors import (
     S3Error,
 )
 from gateway.operations.context import Response
-from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import filter_response_headers
 from gateway.s3.xml import error_code_of, text_of
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 _FORBIDDEN = 403
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import OriginBodyError, OriginError, S3Error
+from gateway.core.errors import OriginBodyError, OriginError, S3Error
 from gateway.metadata.catalog import is_remembered
 from gateway.metadata.listing.index import Found, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
+from gateway.core.model import MissReason
 from gateway.metadata.catalog import is_down
 from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
-from gateway.model import MissReason
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.read_object import wants_revalidation

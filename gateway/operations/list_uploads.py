@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.errors import OriginAnswered, OriginBodyError
+from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
-from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.list_sources import before
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows

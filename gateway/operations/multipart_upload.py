@@ -11,8 +11,9 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.model import BodyStream
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.core.model import BodyStream
+from gateway.core.steps import in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
@@ -25,7 +26,6 @@ from gateway.s3.xml import (
     complete_multipart_upload_result,
     parse_complete_multipart_upload,
 )
-from gateway.steps import in_steps
 
 _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?</ETag>")
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from gateway.blocks.cache import BlockCache
+from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import Catalog
-from gateway.model import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent

@@ -23,10 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
+from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
-from gateway.metric_observers import AuthorizationMetrics
-from gateway.model import ObjectKey
 from gateway.operations.context import Answer, RequestContext, Response, Told
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.flush_wait import FlushWait
@@ -45,6 +44,7 @@ from gateway.s3.requests import (
     parse_copy_source,
 )
 from gateway.s3.xml import error_code_of
+from gateway.telemetry.metric_observers import AuthorizationMetrics
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.model import BodyStream
+from gateway.core.model import BodyStream
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.visibility import changed_by, with_invalidation

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome
-from gateway.errors import OriginAnswered, OriginBodyError
+from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
-from gateway.model import BodyStream, ByteRange, ObjectVersion
 from gateway.operations.context import RequestContext
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX

@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.reading.sources import HeldObject, UnreadSpan, WarmSpan
+from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.metric_observers import HitTally
-from gateway.model import ObjectKey
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
@@ -32,6 +31,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
+from gateway.telemetry.metric_observers import HitTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 

@@ -28,10 +28,10 @@ from typing import NamedTuple, Protocol
 
 from gateway.blocks.filling.origin_gets import RangeIgnored, UnpinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome
-from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.entries import ObjectHead, object_head_of_get
-from gateway.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import S3Error
-from gateway.model import ObjectKey
+from gateway.core.errors import S3Error
+from gateway.core.model import ObjectKey
 from gateway.operations.bucket_metadata_cache import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
-from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.model import ByteRange, ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
-from gateway.model import ByteRange, ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.errors import OriginAnswered, S3Error
+from gateway.core.errors import OriginAnswered, S3Error
+from gateway.core.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.operations.context import Closable, RequestContext, Response
 from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots

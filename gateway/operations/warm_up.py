@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.explanation import Explanation
-from gateway.errors import OriginBodyError, StoreUnavailable
+from gateway.core.errors import OriginBodyError, StoreUnavailable
+from gateway.core.model import MissReason, ObjectVersion
 from gateway.metadata.entries import ObjectHead, object_head_of_get
-from gateway.model import MissReason, ObjectVersion
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.pending_versions import PendingVersions
 from gateway.operations.read_object import (

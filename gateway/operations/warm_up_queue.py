@@ -24,15 +24,15 @@ import structlog
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.explanation import Explanation
-from gateway.clock import Clock
-from gateway.errors import ForebayError, OriginAnswered, OriginUnreachable
+from gateway.core.clock import Clock
+from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
-from gateway.metric_observers import WarmUpMetrics
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.origin.retry import says_later
 from gateway.policy.slots import Slot
-from gateway.rate_limited_log import RateLimitedLog
+from gateway.telemetry.metric_observers import WarmUpMetrics
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 WAITING_MAX = 4096
 """Objects; some hundred bytes of memory each."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from gateway.immutable import immutable
+from gateway.core.immutable import immutable
 from gateway.origin.receive_buffer import ReceiveBuffer
 
 if TYPE_CHECKING:

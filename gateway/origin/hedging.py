@@ -16,12 +16,12 @@ from typing import Any
 
 import structlog
 
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, HttpResponse, ResponseStream
-from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.headers import parse_content_range
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 SHARE_MAX = 0.02
 """Of all reads, so many may be sent again."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3 import aws_chunked
 

@@ -28,8 +28,8 @@ from urllib.parse import unquote
 
 import structlog
 
-from gateway.atomic_write import map_shared
-from gateway.clock import Clock
+from gateway.core.clock import Clock
+from gateway.disk.atomic_write import map_shared
 from gateway.origin.client import OriginRequest
 from gateway.origin.settings import OriginSettings
 from gateway.s3.headers import parse_http_date

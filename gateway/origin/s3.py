@@ -18,10 +18,10 @@ from typing import Any, Self
 
 import structlog
 
-from gateway import cancellation
-from gateway.clock import Clock
-from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
-from gateway.immutable import immutable
+from gateway.core import cancellation
+from gateway.core.clock import Clock
+from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
+from gateway.core.immutable import immutable
 from gateway.origin.client import (
     ACCOUNT,
     OWN_CLOCK_REFUSED,
@@ -58,10 +58,10 @@ from gateway.origin.retry import (
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import Addressing, CredentialsOf, CredentialSource, RequestSigner, Target
 from gateway.origin.traffic_meter import RequestRates
-from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
-from gateway.tracing import TRACE
+from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.tracing import TRACE
 
 _BREAKERS_MAX = 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.pem import PemFile
+from gateway.disk.pem import PemFile
 
 AddressingStyle = Literal["auto", "path", "virtual"]
 

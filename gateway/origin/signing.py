@@ -22,9 +22,9 @@ from urllib.parse import SplitResult, urlsplit
 
 import structlog
 
-from gateway.clock import Clock
-from gateway.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
-from gateway.immutable import immutable
+from gateway.core.clock import Clock
+from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
+from gateway.core.immutable import immutable
 from gateway.origin.client import OriginRequest
 from gateway.origin.request_body import RequestBody
 from gateway.origin.settings import AddressingStyle, OriginSettings

@@ -30,12 +30,12 @@ from botocore.configprovider import ConfigChainFactory
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.utils import FileWebIdentityTokenLoader
 
-from gateway.cancellation import turn
-from gateway.clock import Clock
-from gateway.errors import CredentialsUnavailable
+from gateway.core.cancellation import turn
+from gateway.core.clock import Clock
+from gateway.core.errors import CredentialsUnavailable
 from gateway.origin.signing import KeyPair, OriginCredentials
-from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.headers import parse_http_date
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 ANSWER_BYTES_MAX = 256 * 1024
 """Of STS and SSO: theirs have a few KiB."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from gateway import cancellation
+from gateway.core import cancellation
 from gateway.origin.client import (
     IS_AWAITED,
     Direction,

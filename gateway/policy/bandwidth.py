@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import AnswerKind, Traffic
 from gateway.origin.traffic_meter import CeilingsReplaced

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
-from gateway import cancellation
-from gateway.clock import Clock
+from gateway.core import cancellation
+from gateway.core.clock import Clock
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
 
 BEAT_SECONDS = 0.2

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
-from gateway.clock import Clock
-from gateway.errors import OriginAnswered
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered
 
 RIGHTS_MAX = 131_072
 """Of all callers of a process together: some 250 bytes each."""

@@ -38,15 +38,15 @@ from typing import Protocol
 
 import structlog
 
-from gateway.clock import Clock
-from gateway.errors import OriginBusy
-from gateway.metric_kinds import UNTOLD_BUCKETS
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBusy
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
-from gateway.rate_limited_log import RateLimitedLog
+from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 PLACES_MAX = 32
 """So many rates there are at a time."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from gateway.model import LOCAL_EXPIRY_SECONDS, MARKERS
+from gateway.core.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 T = TypeVar("T")
 

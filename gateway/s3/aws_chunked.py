@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
 from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode, sign
 

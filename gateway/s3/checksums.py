@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple, Protocol
 import xxhash
 from awscrt import checksums as crt
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
+from gateway.core.steps import ENTRIES, Steps, each
 from gateway.md5_lanes.streams import new_md5
 from gateway.s3.error_codes import s3_error
 from gateway.s3.signature_v4 import PayloadMode
-from gateway.steps import ENTRIES, Steps, each
 
 Buffer = bytes | memoryview
 

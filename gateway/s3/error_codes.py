@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.xml_writer import PROLOG, escape
 
 CODES: Mapping[str, tuple[int, str]] = {

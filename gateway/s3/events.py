@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus
 
 import orjson
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.requests import check_bucket, check_key
 
 

@@ -23,10 +23,10 @@ from functools import lru_cache
 from time import gmtime, strftime
 from typing import Literal, NamedTuple
 
-from gateway.errors import OriginBodyError, S3Error
-from gateway.model import ByteRange
+from gateway.core.errors import OriginBodyError, S3Error
+from gateway.core.model import ByteRange
 from gateway.s3.error_codes import s3_error
-from gateway.trace_context import passed_on_state
+from gateway.s3.trace_context import passed_on_state
 
 
 class EncodedHeaders(NamedTuple):

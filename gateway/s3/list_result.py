@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree.ElementTree import Element
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.s3.xml import child_text, local_name, parse_bounded
 from gateway.s3.xml_writer import escape
 

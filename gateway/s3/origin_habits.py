@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from gateway.s3.headers import unquote
 
 _SHARED_ETAGS_MAX = 64

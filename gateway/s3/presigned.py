@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_iso_date
 from gateway.s3.requests import S3Request, strip_signature_parameters

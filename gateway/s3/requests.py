@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from gateway.errors import S3Error
-from gateway.model import ObjectKey
+from gateway.core.errors import S3Error
+from gateway.core.model import ObjectKey
 from gateway.s3.error_codes import s3_error
 
 KEY_SIZE_BYTES_MAX = 1024

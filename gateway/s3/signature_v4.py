@@ -25,7 +25,7 @@ from time import gmtime, strftime
 from typing import NamedTuple
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_iso_date, parse_http_date
 from gateway.s3.requests import S3Request

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 import orjson
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import parse_iso_date
 from gateway.s3.requests import S3Request

@@ -16,11 +16,11 @@ from typing import NamedTuple, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
+from gateway.core.steps import Steps, at_once, each
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote
 from gateway.s3.requests import PARTS_COUNT_MAX, part_number
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
-from gateway.steps import Steps, at_once, each
 
 ANSWER_SIZE_BYTES_MAX = 1024**2
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
-from gateway import cancellation
+from gateway.admin.responses import problem
 from gateway.config import ServerSettings
-from gateway.control.responses import problem
+from gateway.core import cancellation
+from gateway.core.errors import S3Error
 from gateway.edge.server import S3Server
 from gateway.edge.server.cycle import in_task
 from gateway.edge.server.response import Refusal
 from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
-from gateway.errors import S3Error
 from gateway.serve.worker import server_limits
 
 CONNECTIONS_MAX = 256

@@ -8,15 +8,15 @@ from typing import Any
 
 import structlog
 
-from gateway.app import Upkeep, origin_for_checks, silence_board, upkeep
-from gateway.control.admin_backends import Holders
-from gateway.control.app import control_app
-from gateway.control.history import CountsHistory
-from gateway.control.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
-from gateway.control.scrub import ScrubHolder
-from gateway.control.slot_changes import SlotChanges
-from gateway.control.state import CURRENT
-from gateway.errors import ForebayError
+from gateway.admin.admin_backends import Holders
+from gateway.admin.app import control_app
+from gateway.admin.history import CountsHistory
+from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
+from gateway.admin.scrub import ScrubHolder
+from gateway.admin.slot_changes import SlotChanges
+from gateway.admin.state import CURRENT
+from gateway.app.node import Upkeep, origin_for_checks, silence_board, upkeep
+from gateway.core.errors import ForebayError
 from gateway.serve.admin_port import admin_server
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.child_context import ChildContext

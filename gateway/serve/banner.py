@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import structlog
 
+from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.signers import signers
 from gateway.config.units import format_size
-from gateway.control.formatting import size_text
-from gateway.log_sink import write_bounded
-from gateway.logs import is_console
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
+from gateway.telemetry.log_sink import write_bounded
+from gateway.telemetry.logs import is_console
 
 _SLOTS_MAX = 20
 _ONE_MD5 = "one at a time by a core (docs/write-back.md)"

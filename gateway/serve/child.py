@@ -21,22 +21,23 @@ from contextlib import suppress
 import orjson
 import structlog
 
-from gateway import __version__, metric_kinds
-from gateway.access_log import AccessLog
-from gateway.audit import AuditLog
-from gateway.bandwidth_wiring import keep_names_in_metrics
+from gateway import __version__
+from gateway.app.bandwidth import keep_names_in_metrics
 from gateway.config import TracingSettings
 from gateway.config.live import LiveSettings
-from gateway.errors import ForebayError, StoreUnavailable
-from gateway.heartbeats import Heartbeats
-from gateway.logs import configure_logs
+from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.serve import parent_death_pipe
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_context import ChildContext, Work
 from gateway.serve.full_disk import refusal_when_full
 from gateway.serve.process_title import set_process_title
 from gateway.serve.report_pipe import ReportPipe
-from gateway.tracing import Tracer, open_tracer
+from gateway.shared.heartbeats import Heartbeats
+from gateway.telemetry import metric_kinds
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.logs import configure_logs
+from gateway.telemetry.tracing import Tracer, open_tracer
 
 _NO_THREAD = "can't start new thread"
 """As Python says it, with an exception that has no class of its own."""
@@ -127,7 +128,7 @@ class _Changes:
 
 
 def _states() -> Callable[[bytes], None]:
-    from gateway.control.state import CURRENT
+    from gateway.admin.state import CURRENT
 
     return CURRENT.take
 

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
 from gateway.config.live import SharedMemoryName
-from gateway.heartbeats import BACKGROUND_PROCESS
+from gateway.shared.heartbeats import BACKGROUND_PROCESS
 
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""

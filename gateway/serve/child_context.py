@@ -7,11 +7,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.access_log import AccessLog
-from gateway.audit import AuditLog
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
-from gateway.tracing import Tracer
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway import metric_kinds, metrics
-from gateway.control.state import ProcessState
-from gateway.errors import StartupError, StoreUnavailable
+from gateway.admin.state import ProcessState
+from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, KilledEarly
 from gateway.serve.children import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import SharedFiles
+from gateway.telemetry import metric_kinds, metrics
 
 STEADY_SECONDS = 30.0
 """A child that lived this long was well: its death begins a new row."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.errors import StartupError, StoreUnavailable
+from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.children import Child, describe_exit
 from gateway.serve.fork_server import ForkServer, ForkServerEnded
 

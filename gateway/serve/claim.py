@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.errors import StartupError, StoreUnavailable, opening_failure
+from gateway.core.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.serve.full_disk import refusal_when_full
 from gateway.serve.preparation import lock_directory, prepare_directory
 from gateway.serve.shared_directory import SHARED_MEMORY, name_by_path
@@ -62,7 +62,7 @@ def _heed_mark(directory: Path) -> None:
     heeded = _heeded_by(closed_mark(directory))
     if heeded is None or own in heeded:
         return
-    from gateway.app import forget_remembered  # the supervisor stays small: it seldom needs the rest
+    from gateway.app.node import forget_remembered  # the supervisor stays small: it seldom needs the rest
 
     forget_remembered(directory)
     with suppress(OSError):  # somebody else has put it there: then the next start forgets, too

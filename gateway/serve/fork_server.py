@@ -32,7 +32,7 @@ import structlog
 
 import gateway
 from gateway import __version__
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 from gateway.serve import parent_death_pipe
 from gateway.serve.children import Child, Children, describe_exit, restart_delay_seconds
 from gateway.serve.process_title import set_process_title

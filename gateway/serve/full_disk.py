@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.atomic_write import check_room
-from gateway.errors import is_no_room
+from gateway.core.errors import is_no_room
+from gateway.disk.atomic_write import check_room
 from gateway.writeback import DIRECTORY
 
 ROOM_BYTES = 4 * 1024 * 1024

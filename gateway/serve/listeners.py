@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 
 BACKLOG = 4096
 _PORT_ATTEMPTS = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from gateway.config.own_directory import LOCK_MARK, LOCK_NAME, others_files
-from gateway.errors import StartupError, opening_failure
+from gateway.core.errors import StartupError, opening_failure
 
 DESCRIPTORS_MIN = 256
 DESCRIPTORS_ADVISED = 4096

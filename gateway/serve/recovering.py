@@ -6,10 +6,10 @@ from pathlib import Path
 
 import structlog
 
-from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
-from gateway.errors import BufferUnavailable
-from gateway.model import Homes
+from gateway.core.clock import Moment, SystemClock
+from gateway.core.errors import BufferUnavailable
+from gateway.core.model import Homes
 from gateway.serve.claim import leave_alone
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY

@@ -34,7 +34,7 @@ from gateway.config.overlay import (
     write_overlay,
 )
 from gateway.config.problems import SettingsError
-from gateway.errors import ForebayError
+from gateway.core.errors import ForebayError
 from gateway.serve.recovering import recover_buffer
 from gateway.writeback import DIRECTORY
 

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import structlog
 
-from gateway import metric_kinds, recent_requests
-from gateway.atomic_write import UNFINISHED
-from gateway.heartbeats import Heartbeats
+from gateway.disk.atomic_write import UNFINISHED
+from gateway.shared import recent_requests
+from gateway.shared.heartbeats import Heartbeats
+from gateway.telemetry import metric_kinds
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  checked for owner and mode below
 _MODE = 0o700

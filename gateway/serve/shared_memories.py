@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.config.live import SharedMemoryName
-from gateway.errors import StartupError
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import StartupError
 
 MEMORIES_KEPT = 4
 

@@ -22,9 +22,9 @@ from socket import socket
 import orjson
 import structlog
 
-from gateway import __version__, metric_kinds
-from gateway.audit import AuditLog
-from gateway.bandwidth_wiring import (
+from gateway import __version__
+from gateway.admin.state import GatewayState
+from gateway.app.bandwidth import (
     bandwidth_plan,
     begin_bandwidth_as,
     callers_plan,
@@ -36,9 +36,7 @@ from gateway.bandwidth_wiring import (
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.config.overlay import SlotTable, changed_keys
-from gateway.control.state import GatewayState
-from gateway.errors import ForebayError, StartupError
-from gateway.log_sink import write_bounded
+from gateway.core.errors import ForebayError, StartupError
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
@@ -53,6 +51,9 @@ from gateway.serve.service_manager import notify_ready, notify_reloading, notify
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.shared_memories import SharedMemories
 from gateway.serve.signals import answered
+from gateway.telemetry import metric_kinds
+from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.log_sink import write_bounded
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0

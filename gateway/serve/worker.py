@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.app import s3_application
-from gateway.bandwidth_wiring import callers_plan, names_in_metrics
+from gateway.app.bandwidth import callers_plan, names_in_metrics
+from gateway.app.node import s3_application
 from gateway.config import ServerSettings
 from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.listener import ConnectionCounts
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.heartbeats import Heartbeats
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
+from gateway.shared.heartbeats import Heartbeats
 
 
 async def serve_s3(context: ChildContext) -> None:

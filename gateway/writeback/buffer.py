@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from gateway.clock import Clock, Moment, SystemClock
-from gateway.errors import BufferRefused, BufferUnavailable, PartInUse
-from gateway.model import ByteRange, ObjectKey
+from gateway.core.clock import Clock, Moment, SystemClock
+from gateway.core.errors import BufferRefused, BufferUnavailable, PartInUse
+from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver

@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 
 QUICK_SECONDS = 0.02
 """From one poll to the next, while the version changes."""

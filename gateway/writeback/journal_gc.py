@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
 

@@ -13,10 +13,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.atomic_write import sync_directory, write_durably
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.model import Homes
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.core.model import Homes
+from gateway.disk.atomic_write import sync_directory, write_durably
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from gateway.model import MARKERS
+from gateway.core.model import MARKERS
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.journal.records import State, Write

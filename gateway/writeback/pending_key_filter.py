@@ -19,8 +19,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gateway.atomic_write import map_shared
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
+from gateway.disk.atomic_write import map_shared
 
 HASH_SLOTS = 65_536
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.errors import BufferDamaged
-from gateway.model import ByteRange
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ByteRange
 from gateway.origin.client import StreamedBody
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.journal import Journal

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gateway.cancellation import to_its_end
-from gateway.file_lease import FileLease, SharedFile, close_opened, with_lease
-from gateway.thread_priority import prefer_event_loop
+from gateway.core.cancellation import to_its_end
+from gateway.disk.file_lease import FileLease, SharedFile, close_opened, with_lease
+from gateway.disk.thread_priority import prefer_event_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")

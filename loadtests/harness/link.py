@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway import metric_reading, metrics
-from gateway.bandwidth_wiring import bandwidth_of
-from gateway.clock import SystemClock
+from gateway.app.bandwidth import bandwidth_of
 from gateway.config.loading import load_settings
+from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction
 from gateway.policy.bandwidth import Bandwidth
 from gateway.serve.shared_directory import in_memory_directory
+from gateway.telemetry import metric_reading, metrics
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import Gateway
 from loadtests.harness.stream import stream_seconds

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.blocks import layout
 from gateway.blocks.layout import Block
-from gateway.errors import BlockDamaged
-from gateway.model import ByteRange, Homes, ObjectKey, ObjectVersion
+from gateway.core.errors import BlockDamaged
+from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 
 KEYS = st.text(st.characters(), min_size=1, max_size=300)  # lone surrogates too: keys that are not UTF-8
 ETAGS = st.text(st.characters(max_codepoint=255), min_size=1, max_size=64)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import KIB, MIB, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.fill_worker import BLOCK, FillWorker

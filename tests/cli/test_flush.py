@@ -9,7 +9,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway import admin_client, cli
+from gateway import cli
+from gateway.admin import client as admin_client
 from gateway.cli import flush
 from tests.support.admin_double import AdminDouble, admin_double
 

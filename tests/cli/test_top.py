@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.admin_client import Checkpoint, Job, RecentRequests, Slot, Status
+from gateway.admin.client import Checkpoint, Job, RecentRequests, Slot, Status
 from gateway.cli.top import curve, screen
 from gateway.cli.top_figures import Figures, Rates, counters, rates
 from tests.support.gateway_process import GatewayProcess

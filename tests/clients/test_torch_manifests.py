@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.manifests import NamedFiles, named_files
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gateway.blocks.filling.fetch_locks import _COUNTS, _WORD_BYTES
-from gateway.heartbeats import PROCESSES_MAX
+from gateway.shared.heartbeats import PROCESSES_MAX
 
 PAGE_BYTES = 4096
 _COUNT = struct.Struct("Q")

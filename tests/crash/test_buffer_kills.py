@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.kill_points import KillPoints

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import ForebayError
+from gateway.core.clock import Moment
+from gateway.core.errors import ForebayError
 from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.disks import kill_disk, mortal_disk, mounted

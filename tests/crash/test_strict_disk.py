@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import clock
-from gateway.errors import ForebayError
+from gateway.core import clock
+from gateway.core.errors import ForebayError
 from gateway.writeback.opening import recover
 from gateway.writeback.pending_reader import FileGone
 from tests.support.buffer_history import Expected, Hearing, check, start_writers

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
+from gateway.core.errors import ClientDisconnected, OriginUnreachable
+from gateway.core.model import BodyStream
 from gateway.edge.asgi import S3App
-from gateway.errors import ClientDisconnected, OriginUnreachable
-from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
-from gateway.model import BodyStream
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
-from gateway.recent_requests import RecentRequests, recent_requests
 from gateway.s3.requests import Operation
+from gateway.shared.recent_requests import RecentRequests, recent_requests
+from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
 from tests.support.asgi import ACCESS_KEY_ID, Answer, call, signed_headers
 from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import gateway_app

@@ -7,8 +7,8 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
+from gateway.core.model import BodyStream, BorrowedBuffer
 from gateway.edge.asgi import COPIED_BYTES, RequestRecord, send_reply
-from gateway.model import BodyStream, BorrowedBuffer
 from gateway.operations.context import Response
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.errors import StoreUnavailable
+from gateway.core.errors import StoreUnavailable
 from gateway.jobs import store as store_module
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX

@@ -14,7 +14,8 @@ import pytest
 from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
@@ -23,7 +24,6 @@ from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import PinRefused
+from gateway.core.errors import PinRefused
+from gateway.core.model import ObjectVersion
 from gateway.jobs.job import JobKind, JobState
-from gateway.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
 from tests.support.jobs import job_bench

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module

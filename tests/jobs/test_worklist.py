@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from gateway.core.model import ObjectKey
 from gateway.jobs.worklist import Worklist
-from gateway.model import ObjectKey
 
 
 def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:

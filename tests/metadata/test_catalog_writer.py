@@ -10,11 +10,11 @@ from typing import cast
 import lmdb
 import pytest
 
+from gateway.core.model import ObjectKey
 from gateway.metadata import store as landing
 from gateway.metadata.entries import Entry, ObservedAt
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import ObjectKey
+from gateway.telemetry.metric_observers import CatalogMetrics
 
 
 class Store:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.model import ObjectKey
 from gateway.metadata.entries import is_confirmed, is_settled, object_head
-from gateway.model import ObjectKey
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")

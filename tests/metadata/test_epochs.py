@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.model import ObjectKey
 from gateway.metadata import entries as epochs_module
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt, catalog_key, create
-from gateway.model import ObjectKey
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]

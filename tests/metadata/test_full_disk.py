@@ -10,11 +10,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.errors import StoreUnavailable, is_no_room
+from gateway.core.errors import StoreUnavailable, is_no_room
+from gateway.core.model import Homes
 from gateway.metadata.environment import NEW_ENGINE, open_environment
 from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.opening import open_directory
-from gateway.model import Homes
 from tests.support.disks import fill_up, small_disk
 
 ORIGIN = Homes("https://origin.example")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBusy, OriginUnreachable
+from gateway.core.errors import OriginBusy, OriginUnreachable
 from gateway.metadata.joined_calls import OVERTAKEN_AFTER_SECONDS, WAIT_SECONDS_MAX, JoinedCalls
 from gateway.origin.client import ACCOUNT as origin_account
 from tests.support.manual_clock import ManualClock

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from gateway.core.model import Homes
 from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
-from gateway.model import Homes
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]

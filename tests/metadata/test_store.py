@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import atomic_write
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
+from gateway.core.model import Homes, ObjectKey
+from gateway.disk import atomic_write
 from gateway.metadata import entries as records
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
@@ -32,7 +33,6 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
-from gateway.model import Homes, ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from tests.support.prepared_process import PreparedProcess
 
@@ -201,7 +201,7 @@ OTHER = """
 import os, signal, sys
 from pathlib import Path
 from gateway.metadata.opening import open_directory
-from gateway.model import Homes, ObjectKey
+from gateway.core.model import Homes, ObjectKey
 from tests.metadata.test_store import KEY, fill
 catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 print(catalog.store.lookup(KEY) is not None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
 from gateway.policy.slots import Grant, Prefix, Slot

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer as Got

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
+from gateway.core.model import ObjectKey
 from gateway.metadata.observed_habits import SIZES_SEEN
-from gateway.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Bound

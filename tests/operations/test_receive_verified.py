@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import SystemClock
-from gateway.errors import ClientDisconnected, S3Error
+from gateway.core.clock import SystemClock
+from gateway.core.errors import ClientDisconnected, S3Error
 from gateway.operations.context import Buffers, RequestContext, Sink
 from gateway.operations.payload import (
     BUFFERED_SIZE_BYTES_MAX,

@@ -11,10 +11,10 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.explanation import Explanation, Holding
-from gateway.clock import SystemClock
-from gateway.errors import StoreUnavailable
+from gateway.core.clock import SystemClock
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.operations.warm_up_queue import LOOK_SHARE, LOOKS_MAX, OBJECTS_AT_ONCE, WAITING_MAX, WarmUpQueue
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import TestClock

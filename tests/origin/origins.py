@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
+from gateway.disk.pem import PemFile
 from gateway.origin.client import Origin, OriginRequest, StreamedBody
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import KeyPair, StaticCredentials
-from gateway.pem import PemFile
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway import cancellation
-from gateway.errors import ClientDisconnected
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected
 from gateway.origin.client import OriginRequest
 from tests.origin.told_origin import Request, told_origin
 

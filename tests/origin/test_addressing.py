@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
 from gateway.origin.settings import AddressingStyle, OriginSettings
 from gateway.origin.signing import Addressing, default_endpoint
 

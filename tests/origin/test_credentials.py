@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import SystemClock
-from gateway.errors import CredentialsUnavailable, OriginUnreachable
+from gateway.core.clock import SystemClock
+from gateway.core.errors import CredentialsUnavailable, OriginUnreachable
 from gateway.origin.client import OriginRequest
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings

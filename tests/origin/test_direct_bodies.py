@@ -16,7 +16,7 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin

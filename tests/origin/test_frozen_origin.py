@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest
 from gateway.origin.s3 import S3Origin
 from tests.origin.origins import ask, s3_origin

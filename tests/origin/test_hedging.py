@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.hedging import SHARE_MAX, Hedging
 from gateway.origin.receive_buffer import ReceiveBuffer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
 from tests.origin.origins import ask, s3_origin
 from tests.support.connections import answering
 from tests.support.strict_origin import StrictOrigin

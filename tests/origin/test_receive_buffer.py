@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gateway.errors import OriginUnreachable, OutcomeUnknown
+from gateway.core.errors import OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.retry import Repetition, repetition
 from gateway.s3.requests import Operation

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.clock import Clock
-from gateway.errors import OriginBusy
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBusy
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.origin.retry import is_for_their_number
 from gateway.origin.s3 import S3Origin

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play

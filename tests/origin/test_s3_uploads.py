@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.errors import OriginBusy, S3Error
+from gateway.core.errors import OriginBusy, S3Error
 from gateway.origin.client import ACCOUNT, StreamedBody
 from gateway.origin.request_body import EXPECT_CONTINUE_MIN_BYTES
 from gateway.s3.requests import Operation

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.errors import OriginBodyError, OriginUnreachable, S3Error
+from gateway.core.errors import OriginBodyError, OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings

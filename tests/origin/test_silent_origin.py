@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
+from gateway.core.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.origin.told_origin import NONE, Request, forever, head, told_origin

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.errors import CredentialsUnavailable
+from gateway.core.errors import CredentialsUnavailable
 from gateway.origin import sts as module
 from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
 from gateway.origin.sts import AwsSession, Role, RoleCredentials

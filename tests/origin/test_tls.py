@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.errors import ConfigError, OriginUnreachable
+from gateway.core.errors import ConfigError, OriginUnreachable
 from gateway.origin.client import StreamedBody
 from tests.origin.clients import pieces
 from tests.origin.origins import ask, s3_origin

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 from gateway.origin.client import IS_AWAITED, Direction, OriginRequest, Purpose, StreamedBody
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter

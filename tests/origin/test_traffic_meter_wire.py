@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer

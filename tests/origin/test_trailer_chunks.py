@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.origin.client import StreamedBody
 from gateway.origin.request_body import CHUNK_BYTES, TrailerChunks, encoded_length
 from tests.support.strict_chunks import UnsignedChunks

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.origin.client import HedgeOutcome
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings

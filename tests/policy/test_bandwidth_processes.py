@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.policy.bandwidth import cells_for
 from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
 from tests.support.bandwidth_worker import SHARES, ceilings_of

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock import SystemClock
-from gateway.errors import OriginBusy
+from gateway.core.clock import SystemClock
+from gateway.core.errors import OriginBusy
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.fair_shares import rows_of
 from gateway.policy.request_rates import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
-from gateway.model import ObjectKey
+from gateway.core.errors import S3Error
+from gateway.core.model import ObjectKey
 from gateway.s3.requests import encode_key, encode_path, encode_query, parse_copy_source, parse_query
 from tests.s3.wire import keys, request
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.aws_chunked import (
     SMALL_CHUNKS_MAX,
     AwsChunkedDecoder,

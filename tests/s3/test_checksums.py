@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
+from gateway.core.steps import at_once
 from gateway.md5_lanes.streams import Md5, new_md5
 from gateway.s3.checksums import (
     ALGORITHMS,
@@ -21,7 +22,6 @@ from gateway.s3.checksums import (
     upload_checksum_type,
 )
 from gateway.s3.signature_v4 import STREAMING_UNSIGNED_TRAILER, UNSIGNED, PayloadMode, payload_mode
-from gateway.steps import at_once
 
 MIB = 1024 * 1024
 

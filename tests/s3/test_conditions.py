@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.headers import check_copy_source, etag_matches, evaluate_read, format_http_date, if_range_holds
 
 ETAG = '"abc"'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.s3.list_result import EMPTY_PAGES_MAX, EntryTemplate, ListedEntry, PageChain, parse_listed_page
 from gateway.s3.xml_writer import encode_list_key, escape
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.list_objects import ListPlace, decode_token, encode_token
 
 PLACE = st.builds(ListPlace, st.text(max_size=256).map(lambda text: text.encode("utf-8", "replace")), st.booleans())

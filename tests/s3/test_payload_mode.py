@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.aws_chunked import PayloadMode, payload_mode
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.errors import S3Error
 from gateway.edge.access import Authenticator, Caller, ConfiguredKeyring, Key
 from gateway.edge.server.request_head import HeadParser
-from gateway.errors import S3Error
 from gateway.policy.slots import EVERYTHING
 from gateway.s3.prepared_head import PreparedHead, prepare
 from gateway.s3.requests import S3Request, encode_path, parse_query, parse_request

@@ -7,7 +7,7 @@ from botocore.auth import S3SigV4QueryAuth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.presigned import PresignedV4, parse_presigned_v4, verify_presigned_v4
 from gateway.s3.requests import Operation, S3Request, encode_path, encode_query
 from gateway.s3.signature_v4 import SeedSignature, parse_timestamp

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError, S3Error
-from gateway.model import ByteRange
+from gateway.core.errors import OriginBodyError, S3Error
+from gateway.core.model import ByteRange
 from gateway.s3.headers import content_range, is_one_range, parse_content_range, parse_copy_source_range, parse_range
 
 positions = st.integers(0, 12)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.requests import Operation, encode_query, strip_signature_parameters
 from tests.s3.wire import request
 

@@ -8,7 +8,7 @@ from botocore.auth import HmacV1QueryAuth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.presigned import PresignedV2, parse_presigned_v2, verify_presigned_v2
 from gateway.s3.requests import Operation, S3Request, encode_key, encode_path, encode_query
 from tests.s3.wire import ACCESS_KEY_ID, SECRET, aws_request, credentials, keys, now, on_the_wire, request

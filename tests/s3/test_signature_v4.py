@@ -10,7 +10,7 @@ from botocore.auth import S3SigV4Auth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.requests import S3Request, encode_path, encode_query
 from gateway.s3.signature_v4 import (
     Authorization,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError, S3Error
+from gateway.core.errors import OriginBodyError, S3Error
 from gateway.s3.upload_list import (
     ListedUpload,
     UploadPlace,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
+from gateway.core.steps import at_once
 from gateway.s3.requests import part_number
 from gateway.s3.xml import (
     CompletedPart,
@@ -24,7 +25,6 @@ from gateway.s3.xml import (
     text_of,
 )
 from gateway.s3.xml_writer import element, encode_list_key, escape
-from gateway.steps import at_once
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

@@ -17,12 +17,12 @@ import httpx
 import pytest
 
 from gateway.blocks.disabled_cache import ClosedCache
-from gateway.clock import SystemClock
-from gateway.errors import OriginError, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.clock import SystemClock
+from gateway.core.errors import OriginError, StoreUnavailable
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation
+from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import metric_reading, metrics
 from gateway.policy.token_bucket import BURST_SECONDS
 from gateway.serve.shared_directory import in_memory_directory
+from gateway.telemetry import metric_reading, metrics
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import metrics
-from gateway.metric_reading import by_labels
 from gateway.serve.shared_directory import in_memory_directory
+from gateway.telemetry import metrics
+from gateway.telemetry.metric_reading import by_labels
 from tests.support.connections import answering
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cancellation
-from gateway.clock import SystemClock
+from gateway.core import cancellation
+from gateway.core.clock import SystemClock
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.s3 import S3Origin

@@ -17,10 +17,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gateway.edge.server.s3_server import TlsFiles
-from gateway.metric_observers import RequestMetrics
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_verified
 from gateway.s3.error_codes import s3_error
+from gateway.telemetry.metric_observers import RequestMetrics
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, call
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import gateway_app

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot
 from tests.support.asgi import call
 from tests.support.blocks import block_files

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import OriginAnswered
+from gateway.core.errors import OriginAnswered
+from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
 from tests.support.cache_label import cache_label

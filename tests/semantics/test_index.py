@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.metric_observers import IndexMetrics
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
+from gateway.telemetry.metric_observers import IndexMetrics
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import LIST, ask, keys, source, write

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.metadata.catalog import Catalog
-from gateway.metric_observers import CatalogMetrics
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.clock import Clock, SystemClock
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import ObjectKey
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

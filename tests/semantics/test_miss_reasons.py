@@ -11,9 +11,9 @@ from typing import get_args
 
 import pytest
 
-from gateway.metrics import MISSES
-from gateway.model import MissReason, ObjectKey
+from gateway.core.model import MissReason, ObjectKey
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry.metrics import MISSES
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot

@@ -18,10 +18,9 @@ from botocore.auth import HmacV1QueryAuth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.core.errors import S3Error
+from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
-from gateway.errors import S3Error
-from gateway.metrics import AUTHORIZATIONS
-from gateway.model import ObjectKey
 from gateway.operations.writeback import flush_wait
 from gateway.origin.client import OriginRequest
 from gateway.origin.signing import KeyPair
@@ -29,6 +28,7 @@ from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
 from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
+from gateway.telemetry.metrics import AUTHORIZATIONS
 from tests.support.asgi import HOST, Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock

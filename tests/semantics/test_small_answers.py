@@ -13,9 +13,9 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
-from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry.metric_observers import SmallAnswerMetrics
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app

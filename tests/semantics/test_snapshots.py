@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.core.model import Homes
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
-from gateway.metric_observers import SnapshotMetrics
-from gateway.model import Homes
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry.metric_observers import SnapshotMetrics
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.metric_observers import CatalogMetrics
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.events import ObjectEvent
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Clock, SystemClock
-from gateway.metrics import WARM_UP_OBJECTS
+from gateway.core.clock import Clock, SystemClock
 from gateway.operations import warm_up_queue
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry.metrics import WARM_UP_OBJECTS
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock

@@ -15,7 +15,7 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gateway.clock import Moment, SystemClock
+from gateway.core.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State

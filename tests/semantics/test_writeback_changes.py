@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion, Write
 from gateway.writeback.journal.transaction import JournalTransaction

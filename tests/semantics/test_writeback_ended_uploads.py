@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from gateway.model import ByteRange, FileSpan, ObjectVersion
+from gateway.core.model import ByteRange, FileSpan, ObjectVersion
 from gateway.operations.context import RequestContext
 from gateway.operations.pending_versions import _StagedReader
 from gateway.policy.slots import Slot

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.buffer import WritebackBuffer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
 from gateway.writeback.journal.records import Priority, Turn

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.admin.guard import Guard
 from gateway.config import ServerSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.control.guard import Guard
 from gateway.serve import admin_port
 from gateway.serve.admin_port import AT_WORK_MAX, admin_server
 from tests.serve.test_writeback import eventually

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.errors import StartupError, StoreUnavailable
+from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.child_process import ChildProcess
 from gateway.serve.children import Child
 

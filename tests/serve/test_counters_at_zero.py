@@ -13,8 +13,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gateway.metric_kinds import Counter, Histogram
-from gateway.metrics import DECLARED
+from gateway.telemetry.metric_kinds import Counter, Histogram
+from gateway.telemetry.metrics import DECLARED
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

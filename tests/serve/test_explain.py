@@ -11,9 +11,9 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from gateway.admin.formatting import size_text
+from gateway.admin.openapi import describe
 from gateway.cli import app
-from gateway.control.formatting import size_text
-from gateway.control.openapi import describe
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import AlterHeaders, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

@@ -17,8 +17,8 @@ import pytest
 
 import gateway.serve.background
 import gateway.serve.worker
+from gateway.core.errors import StartupError
 from gateway.edge.server.response import next_request_id
-from gateway.errors import StartupError
 from gateway.serve import fork_server
 from gateway.serve.child_process import ChildProcess, ChildSpec
 from gateway.serve.children import Children

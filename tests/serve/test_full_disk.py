@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
 from gateway.config import Settings
-from gateway.errors import BufferUnavailable, StartupError, StoreUnavailable
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable, StartupError, StoreUnavailable
 from gateway.serve import claim as claims
 from gateway.serve import full_disk
 from gateway.serve.claim import closed_mark, leave_alone

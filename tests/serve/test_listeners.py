@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 from gateway.serve.listeners import close_all, open_listeners, port_of, url
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.own_directory import LOCK_NAME
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 from gateway.serve.preparation import (
     kept_from_gateways,
     lock_directory,

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import atomic_write
 from gateway.config import Settings, SlotSettings
 from gateway.config.fields import Section
 from gateway.config.loading import load_settings
 from gateway.config.overlay import SlotTable, load_with_overlay, read_overlay, write_overlay
 from gateway.config.problems import SettingsError, table_of
+from gateway.disk import atomic_write
 from gateway.serve import reloading
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.reloading import ChangeRefused, FileThreads, Reloader, SlotChange

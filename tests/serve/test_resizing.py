@@ -26,7 +26,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from gateway.blocks.files.store import ScannedFile
 from gateway.blocks.layout import blocks_of
 from gateway.config.overlay import load_with_overlay
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
 from tests.support.blocks import KIB, MIB, block_files, make_origin, open_cache
 from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, until

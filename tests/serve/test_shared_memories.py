@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.bandwidth_wiring import ceilings_of, make_shared_bandwidth, shares_of
+from gateway.app.bandwidth import ceilings_of, make_shared_bandwidth, shares_of
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import SharedMemoryName
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 from gateway.serve.shared_memories import MEMORIES_KEPT, SharedMemories
 
 BANDWIDTHS = (None, *(number * 2**20 for number in range(1, 8)))

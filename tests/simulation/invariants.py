@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.s3.headers import is_of_parts
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX

@@ -10,18 +10,24 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
+from gateway.app.write_back import Flushing, FlushServices
 from gateway.blocks.disabled_cache import ClosedCache
-from gateway.clock import Moment
+from gateway.core.clock import Moment
+from gateway.core.errors import StoreUnavailable
 from gateway.edge import asgi
 from gateway.edge.access import Authenticator, ConfiguredKeyring
-from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.write_back_wiring import Flushing, FlushServices
+from gateway.telemetry.metric_observers import (
+    CacheMetrics,
+    CatalogMetrics,
+    RequestMetrics,
+    SmallAnswerMetrics,
+    WritebackMetrics,
+)
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from gateway.clock import Clock
-from gateway.errors import OriginUnreachable
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3.headers import format_http_date, is_of_parts, md5s_etag, sendable
 from tests.simulation.dialects import Conditions, Dialect

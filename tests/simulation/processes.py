@@ -22,7 +22,7 @@ from typing import Any
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.virtual_time import VirtualFuture, VirtualThreads, begin_anew
 
-SEEN_FROM = ("gateway.writeback", "gateway.operations", "gateway.atomic_write", "gateway.edge.asgi")
+SEEN_FROM = ("gateway.writeback", "gateway.operations", "gateway.disk.atomic_write", "gateway.edge.asgi")
 
 
 class Killed(BaseException):

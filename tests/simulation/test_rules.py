@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import OriginUnreachable
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.writeback.admin import checkpoint_retention
 from gateway.writeback.buffer import WritebackBuffer

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.blocks import layout
 from gateway.blocks.files.store import SmallBlock
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.model import ObjectKey, ObjectVersion
 
 BLOCK_SIZE_BYTES = 64 * 1024
 

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
 from gateway.policy.token_bucket import SharedCells, TokenBucket
 

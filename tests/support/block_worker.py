@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.blocks.index.index import BlockIndex
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored
 from tests.support.memory_origin import MemoryOrigin
 

@@ -15,11 +15,11 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.reading.reader import RangeReader
-from gateway.clock import Clock, SystemClock
-from gateway.metric_observers import CacheMetrics, SlotBytes
-from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import IS_AWAITED, Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.telemetry.metric_observers import CacheMetrics, SlotBytes
 from tests.support.memory_origin import MemoryOrigin
 
 KIB = 1024

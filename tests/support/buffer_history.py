@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.model import ByteRange, ObjectKey
+from gateway.core.model import ByteRange, ObjectKey
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import Part, Write
 from tests.support.buffer_worker import content

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, get_args
 
-from gateway.model import MissReason
+from gateway.core.model import MissReason
 
 
 class Answered(Protocol):

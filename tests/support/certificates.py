@@ -6,8 +6,8 @@ from pathlib import Path
 
 import trustme
 
+from gateway.disk.pem import PemFile
 from gateway.edge.server import TlsFiles
-from gateway.pem import PemFile
 
 
 def tls_files(certificate: trustme.LeafCert, directory: Path) -> TlsFiles:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gateway.core.errors import OriginBodyError, S3Error
+from gateway.core.steps import at_once
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.server.request_body import ChunkedDecoder
 from gateway.edge.server.request_head import HeadParser, IncompleteHead
-from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
 from gateway.s3 import headers
@@ -43,7 +44,6 @@ from gateway.s3.signature_v4 import (
 )
 from gateway.s3.upload_list import UploadsQuery, uploads_query
 from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
-from gateway.steps import at_once
 from tests.support.manual_clock import ManualClock
 
 HEAD_BYTES_MAX = 64 * 1024

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Self
 
 from gateway.blocks.cache import BlockCache
-from gateway.clock import SystemClock
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.clock import SystemClock
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings

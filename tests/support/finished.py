@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.recent_requests import FinishedRequest
+from gateway.shared.recent_requests import FinishedRequest
 
 FINISHED = FinishedRequest(
     "GetObject", "bucket", "key", "default", "200", "hit", None, None, 0.001, 10, 0, "someone", "ID", "127.0.0.1"

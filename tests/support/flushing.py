@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.clock import Moment
-from gateway.metrics import FailureKind
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
-from gateway.clock import Clock, SystemClock
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import Homes
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.edge.asgi import S3App
 from gateway.metadata.bucket_metadata import BucketMetadataCache
@@ -17,12 +18,17 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metric_observers import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, SnapshotMetrics
-from gateway.model import Homes
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
+from gateway.telemetry.metric_observers import (
+    CacheMetrics,
+    CatalogMetrics,
+    RequestMetrics,
+    SmallAnswerMetrics,
+    SnapshotMetrics,
+)
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, classify, parse_copy_source

@@ -14,10 +14,10 @@ from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
-from gateway.metric_observers import IndexMetrics
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
+from gateway.telemetry.metric_observers import IndexMetrics
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin import MemoryOrigin

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.clock import Clock, SystemClock
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import Homes
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobState
 from gateway.jobs.runner import Jobs
@@ -16,10 +17,9 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import Homes
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.blocks import BUCKET, MIB, open_cache, until
 from tests.support.memory_origin import MemoryOrigin
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.errors import OriginBusy
+from gateway.core.errors import OriginBusy
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.policy.request_rates import RequestRates, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory

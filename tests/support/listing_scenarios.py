@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.metric_observers import CatalogMetrics
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label

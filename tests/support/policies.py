@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, classify, parse_copy_source

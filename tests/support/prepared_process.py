@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_PRELOADED = ("gateway.app", "tests.support.blocks", "tests.support.strict_origin", "tests.support.writeback")
+_PRELOADED = ("gateway.app.node", "tests.support.blocks", "tests.support.strict_origin", "tests.support.writeback")
 _REQUEST_BYTES_MAX = 128 * 1024
 _DESCRIPTORS_MAX = 16
 _OUT_OF_THE_WAY = 300

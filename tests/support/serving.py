@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import PreparedRequests

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 
 
 class SetClock(SystemClock):

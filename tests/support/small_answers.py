@@ -10,8 +10,8 @@ from pathlib import Path
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
-from gateway.metric_observers import SmallAnswerMetrics
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry.metric_observers import SmallAnswerMetrics
 
 QUESTION = Question("GetBucketLocation", "bucket")
 ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway import atomic_write
+from gateway.disk import atomic_write
 from gateway.metadata.snapshots import staging as staging_module
 from gateway.metadata.snapshots import store as store_module
 from gateway.metadata.snapshots.object_table import ObjectTable

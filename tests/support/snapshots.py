@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from gateway.core.model import Homes
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.model import Homes
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
 

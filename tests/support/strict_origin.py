@@ -26,8 +26,8 @@ import uvicorn
 from botocore.credentials import Credentials
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.clock import Clock, SystemClock
-from gateway.errors import OriginUnreachable, S3Error
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.signing import KeyPair
 from gateway.s3.error_codes import error_document, s3_error

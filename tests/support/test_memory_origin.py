@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import OriginRequest, Purpose, StreamedBody
 from gateway.s3.requests import Operation
 from tests.origin.origins import Answer as Whole

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.core.errors import S3Error
 from gateway.edge.asgi import AsgiRequestBody
 from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, Scope, Send
-from gateway.errors import S3Error
 from gateway.operations.context import Sink
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX
 from gateway.origin.receive_buffer import ReceiveBuffer

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.clock import Clock, SystemClock
-from gateway.metrics import FailureKind
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.model import ObjectKey
 from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write

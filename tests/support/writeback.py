@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.files.trailer import FOOTER_BYTES, unpack_footer

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged
-from gateway.model import ByteRange
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ByteRange
 from gateway.writeback.files.staged_file import StagedFile, read_verified
 from gateway.writeback.files.trailer import CHUNK_BYTES
 from gateway.writeback.journal import codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.writeback.journal.transaction import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, JournalTransaction
 from gateway.writeback.journal_gc import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer

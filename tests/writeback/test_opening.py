@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import BufferUnavailable, StartupError
-from gateway.model import Homes, ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable, StartupError
+from gateway.core.model import Homes, ObjectKey
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import BucketCapabilities, LastOwnWrite

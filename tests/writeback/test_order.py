@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import InConflict
-from gateway.model import MARKERS
+from gateway.core.clock import Moment
+from gateway.core.errors import InConflict
+from gateway.core.model import MARKERS
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged
-from gateway.model import ByteRange
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ByteRange
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write

@@ -26,8 +26,8 @@ from awscrt import checksums as crt
 
 from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
-from gateway.errors import BlockDamaged
-from gateway.file_lease import FileLease, LeaseEnded, SharedFile
+from gateway.core.errors import BlockDamaged
+from gateway.disk.file_lease import FileLease, LeaseEnded, SharedFile
 
 VERIFY_STEP_BYTES = 4 * CHUNK_BYTES
 """Little enough for the processor's cache: what is read is checked before it has left it."""

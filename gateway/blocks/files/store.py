@@ -31,13 +31,13 @@ from typing import BinaryIO, TypeVar
 import structlog
 from awscrt import checksums
 
-from gateway.atomic_write import set_aside
 from gateway.blocks import layout
 from gateway.blocks.files import page_cache
 from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
-from gateway.errors import BlockDamaged, StoreUnavailable
-from gateway.immutable import immutable
+from gateway.core.errors import BlockDamaged, StoreUnavailable
+from gateway.core.immutable import immutable
+from gateway.disk.atomic_write import set_aside
 
 ALIGNMENT_BYTES = 64
 """Of headers and bytes alike: `sendfile` needs no pages, and 100 KB would be 4 % longer for them."""

@@ -39,8 +39,8 @@ from typing import NamedTuple
 from gateway.blocks import layout
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.layout import Block
-from gateway.errors import StoreUnavailable
-from gateway.heartbeats import PROCESSES_MAX, Heartbeats
+from gateway.core.errors import StoreUnavailable
+from gateway.shared.heartbeats import PROCESSES_MAX, Heartbeats
 
 WAYS = 4
 SETS = 8192

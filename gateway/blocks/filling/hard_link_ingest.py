@@ -18,8 +18,8 @@ from awscrt import checksums as crt
 from gateway.blocks import layout
 from gateway.blocks.directory import Adoption
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
-from gateway.errors import StoreUnavailable
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECO
 from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
-from gateway.clock import Clock
-from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
+from gateway.core.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.telemetry.metric_observers import CacheMetrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 """The largest unit in which the kernel keeps a file's pages: what one page of page table maps, 2 MiB of 4 KiB pages."""

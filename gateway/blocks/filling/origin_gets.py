@@ -21,9 +21,9 @@ from types import TracebackType
 from gateway.blocks import layout
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import FETCHED, FetchLocks, LockKey, lock_of_place
-from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
-from gateway.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from gateway import cancellation
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.block_file import BlockLease, ChunkChecksums
 from gateway.blocks.files.watching import FileWatcher
@@ -27,9 +26,10 @@ from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_bloc
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent, data_offset, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
 from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
+from gateway.telemetry.metric_observers import CacheMetrics
 
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher

@@ -32,12 +32,12 @@ from gateway.blocks.filling.fetch_locks import LockKey
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import Block, Reservation
-from gateway.clock import Clock
-from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
-from gateway.immutable import immutable
-from gateway.metric_observers import CacheMetrics
-from gateway.model import ByteRange
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
+from gateway.core.immutable import immutable
+from gateway.core.model import ByteRange
 from gateway.origin.client import Origin, Purpose
+from gateway.telemetry.metric_observers import CacheMetrics
 
 PARTS_OF_CAPACITY = 256
 """A segment takes at most this part of what its slot may take: policies need files that are small beside it."""

@@ -30,7 +30,6 @@ from typing import Literal, TypeAlias
 import lmdb
 import orjson
 
-from gateway.atomic_write import LMDB_READERS_MAX, write_durably
 from gateway.blocks import layout
 from gateway.blocks.index.eviction import (
     Capacity,
@@ -54,9 +53,10 @@ from gateway.blocks.layout import (
     Tables,
     WorkerFile,
 )
-from gateway.errors import NotKept, PinRefused, StoreUnavailable
-from gateway.lmdb_commits import LastCommit
-from gateway.model import ObjectKey
+from gateway.core.errors import NotKept, PinRefused, StoreUnavailable
+from gateway.core.model import ObjectKey
+from gateway.disk.atomic_write import LMDB_READERS_MAX, write_durably
+from gateway.disk.lmdb_commits import LastCommit
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3

@@ -23,9 +23,9 @@ from pathlib import Path
 import structlog
 
 from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
-from gateway.clock import Clock
-from gateway.errors import BlockError, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockError, StoreUnavailable
+from gateway.telemetry.metric_observers import CacheMetrics
 
 FAILURES_MAX = 3
 FAILURES_SECONDS = 10.0

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.reading.sources import ReadDependencies
-from gateway.errors import ForebayError, StoreUnavailable
+from gateway.core.errors import ForebayError, StoreUnavailable
 
 UNLINKS_RETRIED_SECONDS = 60.0
 

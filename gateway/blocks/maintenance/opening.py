@@ -22,7 +22,6 @@ from pathlib import Path
 import lmdb
 import structlog
 
-from gateway.atomic_write import remove_durably, write_durably
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
@@ -31,8 +30,9 @@ from gateway.blocks.index.index import BlockIndex, Pins
 from gateway.blocks.layout import BlockSettings, WorkerFile, keep_apart
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
-from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
-from gateway.heartbeats import Heartbeats
+from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
+from gateway.disk.atomic_write import remove_durably, write_durably
+from gateway.shared.heartbeats import Heartbeats
 
 _log = structlog.get_logger("forebay.cache")
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import orjson
 
-from gateway.atomic_write import write_durably
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.clock import Clock
-from gateway.errors import BlockDamaged, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockDamaged, StoreUnavailable
+from gateway.disk.atomic_write import write_durably
+from gateway.telemetry.metric_observers import CacheMetrics
 
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.blocks.files.store import DIRECTORY_MODE, FILE_MODE
-from gateway.errors import StartupError
-from gateway.file_lock import lock_within, try_lock
+from gateway.core.errors import StartupError
+from gateway.disk.file_lock import lock_within, try_lock
 
 OPENING_LOOKS_MAX = 45
 OPENING_LOOK_SECONDS = 1.0

@@ -42,8 +42,8 @@ from gateway.blocks.reading.sources import (
     WarmSpan,
 )
 from gateway.blocks.reading.verifying import BlocksAhead
-from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
+from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
+from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024

@@ -28,11 +28,11 @@ from gateway.blocks.index.index import AccessLog
 from gateway.blocks.layout import Block, BlockSettings, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.reading.verifying import AheadRoom, PieceVerifier
-from gateway.clock import Clock
-from gateway.errors import BlockError, OriginBusy, StoreUnavailable
-from gateway.metric_observers import CacheMetrics
-from gateway.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
+from gateway.core.clock import Clock
+from gateway.core.errors import BlockError, OriginBusy, StoreUnavailable
+from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
+from gateway.telemetry.metric_observers import CacheMetrics
 
 _MARKS_MAX = 4096
 

@@ -21,7 +21,7 @@ from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.layout import Extent
-from gateway.errors import BlockError
+from gateway.core.errors import BlockError
 
 if TYPE_CHECKING:
     from gateway.blocks.reading.sources import ReadDependencies, ReadRequest

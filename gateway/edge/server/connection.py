@@ -31,7 +31,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway.clock import Clock, SystemClock
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import BlockDamaged, S3Error
+from gateway.core.model import PinnedFileSpan
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
@@ -46,8 +48,6 @@ from gateway.edge.server.request_head import (
 )
 from gateway.edge.server.response import WriteWatch, refusal_bytes, send_span, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
-from gateway.errors import BlockDamaged, S3Error
-from gateway.model import PinnedFileSpan
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error

@@ -36,7 +36,9 @@ from dataclasses import replace
 from types import coroutine as awaitable_generator
 from typing import Any, Protocol
 
-from gateway import cancellation
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected
+from gateway.core.model import FileSpan, PinnedFileSpan
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
 from gateway.edge.server.response import (
@@ -47,8 +49,6 @@ from gateway.edge.server.response import (
     response_head,
 )
 from gateway.edge.server.server_state import InputFlow, S3ServerState
-from gateway.errors import ClientDisconnected
-from gateway.model import FileSpan, PinnedFileSpan
 from gateway.s3.error_codes import s3_error
 
 _TASK_WANTED: Any = object()

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.atomic_write import map_shared
-from gateway.heartbeats import PROCESSES_MAX, Heartbeats
+from gateway.disk.atomic_write import map_shared
+from gateway.shared.heartbeats import PROCESSES_MAX, Heartbeats
 
 PASSING_SECONDS = 0.0005
 """So long a process leaves a connection to those that have fewer; then it takes it itself. One that waits for nothing

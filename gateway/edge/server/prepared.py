@@ -22,13 +22,11 @@ from typing import NamedTuple
 from structlog.typing import FilteringBoundLogger
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway import cancellation
-from gateway.access_log import AccessLog
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected, S3Error
+from gateway.core.model import ObjectKey
 from gateway.edge.access import Authenticator, Caller, Key, authorise
 from gateway.edge.server.response import IDENTITY, next_request_id
-from gateway.errors import ClientDisconnected, S3Error
-from gateway.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
-from gateway.model import ObjectKey
 from gateway.operations.context import AppContext, Told
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
@@ -45,10 +43,12 @@ from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Callers
 from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
-from gateway.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
-from gateway.tracing import TRACE, Tracer
+from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
+from gateway.telemetry.tracing import TRACE, Tracer
 
 LEARN = "forebay.learn_head"
 """In the scope of ASGI: takes (request, caller) of a head that was parsed."""

@@ -25,12 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from gateway.cancellation import to_its_end
+from gateway.core.cancellation import to_its_end
+from gateway.core.errors import ClientDisconnected, S3Error
+from gateway.disk.thread_priority import prefer_event_loop
 from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
-from gateway.errors import ClientDisconnected, S3Error
 from gateway.md5_lanes.streams import LANES
 from gateway.operations.context import Sink
-from gateway.thread_priority import prefer_event_loop
 
 if TYPE_CHECKING:
     from gateway.edge.server.cycle import RequestCycle

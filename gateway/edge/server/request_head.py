@@ -13,7 +13,7 @@ from typing import Any
 
 import httptools
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
 
 FRAMING_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect"))

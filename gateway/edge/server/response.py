@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.errors import BlockDamaged, ClientDisconnected, S3Error
-from gateway.model import BorrowedBuffer, FileSpan
+from gateway.core.errors import BlockDamaged, ClientDisconnected, S3Error
+from gateway.core.model import BorrowedBuffer, FileSpan
 from gateway.s3.error_codes import error_document, s3_error
 
 if TYPE_CHECKING:

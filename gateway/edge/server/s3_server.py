@@ -21,7 +21,9 @@ from typing import Any, cast
 
 from uvicorn.config import Config
 
-from gateway.clock import Clock, SystemClock
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import S3Error, StartupError
+from gateway.disk.pem import PemFile
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import ConnectionCounts, Listener
@@ -29,8 +31,6 @@ from gateway.edge.server.prepared import PreparedRequests
 from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.response import Refusal, not_encrypted, refusal, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
-from gateway.errors import S3Error, StartupError
-from gateway.pem import PemFile
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
+from gateway.core.errors import S3Error
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.response import Refusal, refusal
-from gateway.errors import S3Error
 
 
 class SharedBytes:

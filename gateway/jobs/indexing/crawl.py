@@ -18,7 +18,8 @@ from functools import partial
 import lmdb
 
 from gateway.blocks.cache import BlockCache
-from gateway.errors import OriginAnswered, StoreUnavailable
+from gateway.core.errors import OriginAnswered, StoreUnavailable
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
 from gateway.jobs.indexing.key_ranges import KeyRange, key_before
@@ -32,12 +33,11 @@ from gateway.metadata.listing.page_parser import PackedPage, packed_page
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
-from gateway.metric_observers import IndexMetrics
-from gateway.model import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml import error_code_of
+from gateway.telemetry.metric_observers import IndexMetrics
 
 LISTERS_WHILE_BUSY = 2
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import lmdb
 import structlog
 
-from gateway.errors import ForebayError, StoreUnavailable
+from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
 from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
@@ -25,8 +25,8 @@ from gateway.jobs.indexing.status import IndexStatus
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Bound, Interval, bound_of
-from gateway.metric_observers import IndexMetrics
 from gateway.policy.slots import Slot
+from gateway.telemetry.metric_observers import IndexMetrics
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks of an index for voided ranges."""

@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 
 import lmdb
 
-from gateway.errors import OriginAnswered, StoreUnavailable
+from gateway.core.errors import OriginAnswered, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.inventory_files import BadInventory, InventoryFile, Manifest, objects_of, parse_manifest
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps

@@ -19,7 +19,7 @@ from urllib.parse import unquote_plus
 
 import orjson
 
-from gateway.errors import ForebayError
+from gateway.core.errors import ForebayError
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import escape
 

@@ -11,9 +11,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway import cancellation
-from gateway.clock import Clock
-from gateway.errors import StoreUnavailable
+from gateway.core import cancellation
+from gateway.core.clock import Clock
+from gateway.core.errors import StoreUnavailable
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
@@ -30,10 +30,10 @@ from gateway.metadata.listing.records import (
 from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.opening import OpenCatalog
 from gateway.metadata.store import DiskThread, in_time
-from gateway.metric_observers import CatalogMetrics
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.telemetry.metric_observers import CatalogMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")

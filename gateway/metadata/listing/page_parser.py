@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice, repeat
 from operator import add, lt
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.metadata.listing.pages import END, Listed
 from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, numbered, parsed_seconds
 from gateway.s3.list_result import EntryTemplate, decoded_key, parse_listed_page, template_of_parts

@@ -22,6 +22,7 @@ from typing import cast
 
 import lmdb
 
+from gateway.core.model import ObjectKey
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.environment import NEW_ENGINE, open_environment
 from gateway.metadata.environment import Cursor as Cursor
@@ -40,7 +41,6 @@ from gateway.metadata.listing.records import (
     with_template,
     without_template,
 )
-from gateway.model import ObjectKey
 from gateway.s3.list_result import EntryTemplate
 
 NUMBER_BYTES = 4

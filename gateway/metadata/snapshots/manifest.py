@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from awscrt import checksums
 
-from gateway.errors import SnapshotUnusable
+from gateway.core.errors import SnapshotUnusable
 from gateway.metadata.snapshots.object_file import Extent, Layout
 from gateway.policy.slots import Prefix
 

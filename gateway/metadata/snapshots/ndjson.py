@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import ForebayError
+from gateway.core.errors import ForebayError
 from gateway.metadata.snapshots.manifest import TIME_MAX, Manifest
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import format_iso_date, parse_iso_date

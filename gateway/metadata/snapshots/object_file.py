@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from awscrt import checksums
 
-from gateway.errors import SnapshotUnusable, StoreUnavailable
+from gateway.core.errors import SnapshotUnusable, StoreUnavailable
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.records import pack_template, unpack, unpack_template
 from gateway.s3.list_result import EntryTemplate, ListedEntry

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.errors import SnapshotError
+from gateway.core.errors import SnapshotError
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.records import pack, pack_template, unpack_template
 from gateway.metadata.listing.store import Cursor, Table

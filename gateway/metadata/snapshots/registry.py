@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from gateway.clock import Clock, SystemClock
-from gateway.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
-from gateway.metric_observers import SnapshotMetrics
-from gateway.model import Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
+from gateway.telemetry.metric_observers import SnapshotMetrics
 
 V = TypeVar("V")
 

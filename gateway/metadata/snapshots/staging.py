@@ -18,8 +18,8 @@ from pathlib import Path
 import lmdb
 import orjson
 
-from gateway.atomic_write import sync_directory, write_durably
-from gateway.errors import SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.disk.atomic_write import sync_directory, write_durably
 from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import BOOT_ID

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.atomic_write import map_shared, sync_directory
-from gateway.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.core.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.disk.atomic_write import map_shared, sync_directory
 from gateway.metadata.snapshots.manifest import Manifest, unpack, valid_name
 from gateway.metadata.snapshots.object_file import ObjectFile
 

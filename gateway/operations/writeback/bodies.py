@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.core.errors import BufferUnavailable, S3Error
 from gateway.operations.context import RequestContext
 from gateway.operations.payload import announced_bytes, check_rate, receive_verified
 from gateway.operations.writeback.write_through import goes_through

@@ -14,9 +14,9 @@ from functools import partial
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.hard_link_ingest import OfferedFile
-from gateway.errors import BlockError, BufferDamaged, OriginError, S3Error
+from gateway.core.errors import BlockError, BufferDamaged, OriginError, S3Error
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
-from gateway.model import ObjectKey, ObjectVersion
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.writeback.files.staged_file import Staging

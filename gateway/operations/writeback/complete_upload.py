@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gateway.clock import Moment
-from gateway.errors import OriginAnswered, S3Error
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import OriginAnswered, S3Error
+from gateway.core.model import ObjectKey
+from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
@@ -35,7 +36,6 @@ from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.headers import md5s_etag, unquote
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
 from gateway.s3.xml_writer import document, element
-from gateway.steps import Steps, each, in_steps
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, UploadOutcome, Write
 from gateway.writeback.journal.view import JournalView

@@ -16,8 +16,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import OriginAnswered, OriginBodyError, S3Error
-from gateway.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
+from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
+from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
+from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.bodies import (
@@ -66,7 +67,6 @@ from gateway.s3.headers import (
 from gateway.s3.requests import CopySource, Operation, parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
-from gateway.steps import each, in_steps
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 

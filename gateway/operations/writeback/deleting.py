@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.errors import BufferUnavailable, InConflict, S3Error
-from gateway.model import ObjectKey
+from gateway.core.errors import BufferUnavailable, InConflict, S3Error
+from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.operations.writeback.flush_wait import FlushWait, conflict

@@ -7,8 +7,8 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.model import ObjectKey
+from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.operations.writeback.write_back_policy import Reason
 from gateway.operations.writeback.write_through import goes_through

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gateway import cancellation
-from gateway.clock import Clock
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.core import cancellation
+from gateway.core.clock import Clock
+from gateway.core.errors import BufferUnavailable, S3Error
+from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.model import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.operations.writeback.local_etags import name_by_bucket_etags
 from gateway.operations.writeback.write_back_policy import has_conditions

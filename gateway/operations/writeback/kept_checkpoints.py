@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.blocks.cache import BlockCache
-from gateway.errors import BlockError, PinRefused
-from gateway.model import ObjectKey
+from gateway.core.errors import BlockError, PinRefused
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_retention import KeptCheckpoint
 

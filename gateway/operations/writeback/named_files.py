@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext
 from gateway.operations.payload import Payload, receive_payload
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.requests import parse_copy_source
-from gateway.steps import Steps, each, in_steps
+from gateway.telemetry.rate_limited_log import RateLimitedLog
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
 from gateway.writeback.flushing.manifest_files import understood
 from gateway.writeback.order import is_marker

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import OriginUnreachable, PartInUse, S3Error
+from gateway.core.errors import OriginUnreachable, PartInUse, S3Error
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload

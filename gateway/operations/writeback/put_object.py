@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.core.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import Payload, receive_payload

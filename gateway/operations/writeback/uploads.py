@@ -17,8 +17,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway.clock import Moment
-from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
@@ -47,7 +48,6 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
 from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
-from gateway.steps import Steps, each, in_steps
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
 

@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown
-from gateway.model import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown
+from gateway.core.model import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.core.steps import in_steps
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions
@@ -26,7 +27,6 @@ from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
-from gateway.steps import in_steps
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
-from gateway import cancellation
-from gateway.errors import ConfigError, OriginBusy, OriginUnreachable
+from gateway.core import cancellation
+from gateway.core.errors import ConfigError, OriginBusy, OriginUnreachable
+from gateway.disk.pem import PemFile
 from gateway.origin.client import Direction
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
@@ -30,7 +31,6 @@ from gateway.origin.link_traffic import AnswerKind, Moved, Traffic
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import DEFAULT_PORTS, Target
-from gateway.pem import PemFile
 from gateway.s3.headers import sendable
 
 KEPT_SECONDS = 10.0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httptools
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
 from gateway.s3.headers import HOP_BY_HOP
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.errors import BufferDamaged
-from gateway.model import ObjectKey
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import structlog
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable
-from gateway.model import LOCAL_EXPIRY_SECONDS, ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable
+from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since

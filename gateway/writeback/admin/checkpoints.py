@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-from gateway.clock import Clock
-from gateway.errors import BufferUnavailable
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock
+from gateway.core.errors import BufferUnavailable
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token

@@ -6,8 +6,8 @@ from enum import Enum
 
 import structlog
 
-from gateway.clock import Moment
-from gateway.errors import NotToBeDecided, OriginUnreachable
+from gateway.core.clock import Moment
+from gateway.core.errors import NotToBeDecided, OriginUnreachable
 from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import FlushDependencies
 from gateway.writeback.flushing.state import Headed, Lost, Refused

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable
 from gateway.writeback.admin.queries import PendingQueries, UploadStats
 from gateway.writeback.checkpoints.state import CheckpointState
 

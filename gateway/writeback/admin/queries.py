@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, BufferUnavailable
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, BufferUnavailable
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.journal import codec

@@ -7,9 +7,9 @@ from typing import Any
 
 import structlog
 
-from gateway.clock import Clock, Moment
-from gateway.errors import NothingPending
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import NothingPending
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport

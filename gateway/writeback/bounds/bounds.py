@@ -22,9 +22,9 @@ from typing import Protocol
 
 import structlog
 
-from gateway import cancellation
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable, ClientDisconnected
+from gateway.core import cancellation
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk

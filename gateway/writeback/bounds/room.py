@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gateway.atomic_write import map_shared, set_aside
+from gateway.disk.atomic_write import map_shared, set_aside
 from gateway.writeback.files.trailer import checksums_bytes
 
 DISK_LOOK_SECONDS = 0.05

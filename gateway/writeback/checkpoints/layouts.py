@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from gateway.checkpoint_patterns import BUILT_IN, CheckpointPattern, parse_pattern
-from gateway.model import ObjectKey
+from gateway.core.checkpoint_patterns import BUILT_IN, CheckpointPattern, parse_pattern
+from gateway.core.model import ObjectKey
 
 _N = r"[0-9]{1,18}"
 """Numbers that SQLite can hold."""

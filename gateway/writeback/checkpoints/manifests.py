@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 
 CONTENT_BYTES_MAX = 64 * 1024**2
 """Of a manifest that is read: that of a million tensor shards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.progress_rate import ProgressRate
+from gateway.core.progress_rate import ProgressRate
 
 WINDOW_SECONDS = 60.0
 """What was seen before does not count."""

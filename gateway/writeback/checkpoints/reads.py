@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.atomic_write import map_shared
-from gateway.clock import Clock
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock
+from gateway.core.model import ObjectKey
+from gateway.disk.atomic_write import map_shared
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 

@@ -32,9 +32,9 @@ from typing import Any
 
 from awscrt import checksums as crt
 
-from gateway.atomic_write import sync_directory
-from gateway.errors import BufferDamaged, BufferUnavailable
-from gateway.file_lease import FileLease, SharedFile
+from gateway.core.errors import BufferDamaged, BufferUnavailable
+from gateway.disk.atomic_write import sync_directory
+from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.writeback.files.trailer import (
     CHECKSUM_BYTES,
     CHUNK_BYTES,

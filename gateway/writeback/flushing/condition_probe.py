@@ -16,11 +16,11 @@ import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.model import ObjectKey
+from gateway.core.errors import OriginBodyError, OriginUnreachable
+from gateway.core.model import ObjectKey
+from gateway.core.steps import at_once
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
-from gateway.steps import at_once
 from gateway.writeback.journal.records import Conditions, Honoured
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024

@@ -3,9 +3,9 @@ it."""
 
 from __future__ import annotations
 
-from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
-from gateway.metrics import FailureKind
+from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.origin.client import OWN_CLOCK_REFUSED, OWN_KEY_REFUSED
+from gateway.telemetry.metrics import FailureKind
 
 _OF_CODES: dict[str, FailureKind] = {
     "NoSuchBucket": "no-bucket",

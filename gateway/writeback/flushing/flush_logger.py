@@ -7,8 +7,8 @@ from typing import Protocol
 
 import structlog
 
-from gateway.clock import Clock, Moment
-from gateway.metrics import FailureKind
+from gateway.core.clock import Clock, Moment
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable
+from gateway.core.model import ObjectKey
 from gateway.writeback.flushing.requests import OpenUpload, OpenUploads
 from gateway.writeback.flushing.state import CLOCKS_APART_SECONDS, TOLD_APART_SECONDS
 from gateway.writeback.journal.journal import Journal

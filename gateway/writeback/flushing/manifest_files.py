@@ -16,12 +16,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from gateway.clock import Clock
-from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBodyError, OriginUnreachable
+from gateway.core.model import ObjectKey
+from gateway.core.steps import each, in_steps
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.xml import error_code_of, text_of
-from gateway.steps import each, in_steps
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
 from gateway.writeback.flushing.state import LookedFor, Lost, Refused

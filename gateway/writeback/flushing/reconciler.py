@@ -20,13 +20,13 @@ from typing import Protocol
 
 import structlog
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
-from gateway.metrics import FailureKind
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
+from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import (

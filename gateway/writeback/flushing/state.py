@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal, TypeAlias
 
-from gateway.clock import Moment
-from gateway.metrics import FailureKind
+from gateway.core.clock import Moment
 from gateway.s3.headers import is_of_parts, unquote
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,
     IDLE_SECONDS_MIN,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import CheckpointName, Member
 from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.view import BEHIND_ALL, OPEN, encoded, text

@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 from awscrt import checksums as crt
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ObjectKey
+from gateway.core.steps import Steps, each
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
-from gateway.steps import Steps, each
 from gateway.writeback.checkpoints.layouts import CheckpointName, Member
 from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile

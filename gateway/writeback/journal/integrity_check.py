@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from gateway.errors import BufferDamaged, BufferUnavailable
+from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.writeback.journal.log import check_log
 from gateway.writeback.journal.schema import check_version, connect_reading, has_our_tables, is_new
 

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.clock import Clock, Moment, SystemClock
-from gateway.errors import BufferRefused, BufferUnavailable
+from gateway.core.clock import Clock, Moment, SystemClock
+from gateway.core.errors import BufferRefused, BufferUnavailable
 from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare

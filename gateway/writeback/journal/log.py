@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged
 
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME_HEADER = struct.Struct(">IIIIII")

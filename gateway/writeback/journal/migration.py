@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged
 from gateway.writeback.checkpoints.layouts import member_of
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.checkpoints import CheckpointRows

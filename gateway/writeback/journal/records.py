@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Self
 
-from gateway.clock import Clock, Moment
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.model import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile

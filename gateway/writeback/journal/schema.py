@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from urllib.parse import quote
 
-from gateway.errors import StartupError
+from gateway.core.errors import StartupError
 from gateway.writeback.journal.migration import find_checkpoints
 
 VERSION = 4

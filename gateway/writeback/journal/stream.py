@@ -20,7 +20,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gateway.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged
 from gateway.writeback.journal import codec, schema
 
 VERSION = 1

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, InConflict, PartInUse
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, InConflict, PartInUse
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
+from gateway.core.model import ObjectKey
 from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec

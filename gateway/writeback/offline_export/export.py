@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
-from gateway.atomic_write import sync_directory
-from gateway.errors import BufferDamaged, StartupError
+from gateway.core.errors import BufferDamaged, StartupError
+from gateway.disk.atomic_write import sync_directory
 from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback import DIRECTORY
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, StagedFile, Staging, read_verified

@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.model import ObjectKey
+from gateway.core.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.core.model import ObjectKey
 from gateway.writeback.journal import codec, schema
 from gateway.writeback.journal.log import check_log
 from gateway.writeback.journal.records import Write

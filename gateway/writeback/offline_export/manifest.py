@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.writeback.journal.records import Write
 
 VERSION = 1

@@ -16,8 +16,8 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import Extent
-from gateway.errors import BlockDamaged
-from gateway.model import ByteRange, FileSpan, ObjectVersion
+from gateway.core.errors import BlockDamaged
+from gateway.core.model import ByteRange, FileSpan, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     KIB,

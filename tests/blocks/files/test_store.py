@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.files.store import DIRECTORIES, BlockStore
-from gateway.errors import StoreUnavailable
+from gateway.core.errors import StoreUnavailable
 
 FILE = f"3f{'0' * 62}-{'0' * 16}"
 SEGMENT = f"3f{'0' * 30}.segment"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.blocks.files.block_file import ChunkChecksums, chunk_aligned, read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
-from gateway.errors import BlockDamaged
+from gateway.core.errors import BlockDamaged
 from tests.support.blocks import MIB, drop_page_cache
 
 LENGTH = 5 * CHUNK_BYTES + 777

@@ -17,7 +17,7 @@ from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.filling.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
 from gateway.blocks.layout import block_at
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from tests.support.blocks import BLOCK, MIB, block_files, content_of, make_origin, open_cache, stored
 
 

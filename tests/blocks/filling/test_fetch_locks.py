@@ -34,8 +34,8 @@ from gateway.blocks.filling.fetch_locks import (
     lock_of_place,
 )
 from gateway.blocks.layout import block_at, object_id
-from gateway.heartbeats import HUNG_SECONDS, Heartbeats
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.model import ObjectKey, ObjectVersion
+from gateway.shared.heartbeats import HUNG_SECONDS, Heartbeats
 
 WORKERS = 3
 

@@ -15,8 +15,8 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.errors import StoreUnavailable
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     KIB,

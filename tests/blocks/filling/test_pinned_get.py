@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling.origin_gets import PinnedGet
-from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.requests import Operation
 from tests.support.blocks import (

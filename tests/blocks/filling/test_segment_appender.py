@@ -25,8 +25,8 @@ from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
-from gateway.errors import BlockDamaged, StoreUnavailable
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.errors import BlockDamaged, StoreUnavailable
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, MIB, block_files
 

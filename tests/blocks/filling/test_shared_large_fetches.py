@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling import fetch_locks
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import KIB, NotingOrigin, make_origin, open_cache, partial_files, stored, until
 from tests.support.fill_worker import BLOCK, FillWorker

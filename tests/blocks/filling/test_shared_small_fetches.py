@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from tests.support.blocks import MIB, block_files, stored
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin.faults import Answer, Call

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling.origin_gets import UnpinnedGets
-from gateway.errors import OriginAnswered, OriginBusy, OriginUnreachable
-from gateway.model import ByteRange, FileSpan
+from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
+from gateway.core.model import ByteRange, FileSpan
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
 from tests.support.blocks import (
     BLOCK,

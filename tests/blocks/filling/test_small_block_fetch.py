@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.blocks.filling.small_block_fetch import HELD_BYTES_MAX
-from gateway.model import FileSpan
+from gateway.core.model import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import (

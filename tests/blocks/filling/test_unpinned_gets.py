@@ -13,7 +13,7 @@ from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import lock_of_place
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedGets
 from gateway.blocks.layout import object_id
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from tests.blocks.filling.test_fetch_locks import processes
 
 KEY = ObjectKey("bucket", "k")

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.filling.fetch_locks import lock_of_place
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.model import ByteRange
+from gateway.core.model import ByteRange
 from tests.blocks.filling.test_fetch_locks import processes
 from tests.support.memory_origin.response import MemoryResponse
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import OriginBodyError
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.errors import OriginBodyError
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.s3.requests import Operation
 from tests.origin.origins import s3_origin
 from tests.support.blocks import BUCKET, MIB, block_files, content_of, open_cache, partial_files, read, stored, until

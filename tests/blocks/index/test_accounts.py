@@ -17,8 +17,8 @@ from gateway.blocks.directory import Evicted, FillFile
 from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
-from gateway.errors import StartupError, StoreUnavailable
-from gateway.model import ObjectKey, ObjectVersion
+from gateway.core.errors import StartupError, StoreUnavailable
+from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, block_files, by_last_use, partial_files
 

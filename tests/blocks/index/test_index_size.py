@@ -15,7 +15,7 @@ from gateway.blocks.index.eviction import WrittenBytes
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.layout import BlockRecord, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
-from gateway.errors import NotKept, StoreUnavailable
+from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.appending import append_all, calls_of, small_blocks
 from tests.support.blocks import MIB, block_files

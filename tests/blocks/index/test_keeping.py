@@ -15,7 +15,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.eviction import WrittenBytes
 from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.index.policies import Queue
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.errors import PinRefused, StoreUnavailable
-from gateway.model import ObjectVersion
+from gateway.core.errors import PinRefused, StoreUnavailable
+from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.memory_origin import MemoryOrigin

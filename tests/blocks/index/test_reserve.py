@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, LOOK_SECONDS, Capacity, Reserve
-from gateway.errors import BufferUnavailable
+from gateway.core.errors import BufferUnavailable
 from tests.support.blocks import BLOCK, BUCKET, MIB, block_files, content_of, make_origin, open_cache, read, stored
 
 WHOLE = Capacity(100 * MIB)

@@ -11,7 +11,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import BLOCK, CountingObserver, block_files, make_origin, open_cache, stored, take, whole
 from tests.support.fill_worker import FillWorker

@@ -21,8 +21,8 @@ from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.errors import StoreUnavailable
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, ObjectVersion
 from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import (
     BLOCK,

@@ -19,7 +19,7 @@ from gateway.blocks.maintenance.disk_health import (
     STEADY_SECONDS,
     CircuitBreaker,
 )
-from gateway.errors import BlockDamaged, StoreUnavailable, is_mistake
+from gateway.core.errors import BlockDamaged, StoreUnavailable, is_mistake
 from tests.support.blocks import CountingObserver, TestClock
 
 

@@ -24,7 +24,7 @@ from gateway.blocks.maintenance.scrubber import (
     save_pass,
 )
 from gateway.blocks.maintenance.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
-from gateway.model import ObjectVersion
+from gateway.core.model import ObjectVersion
 from tests.blocks.files.test_damage import Damage, flip_bit, truncate, zero_the_end
 from tests.support.blocks import (
     BLOCK,

@@ -17,7 +17,7 @@ from gateway.blocks.layout import BlockIds, block_at
 from gateway.blocks.reading import verifying
 from gateway.blocks.reading.reader import REFILLS_MAX
 from gateway.blocks.reading.verifying import PROCESS_AHEAD_BYTES, BlocksAhead
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
     CountingObserver,

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files import block_file, page_cache
-from gateway.errors import BlockDamaged
-from gateway.model import ByteRange, ObjectVersion, PinnedFileSpan
+from gateway.core.errors import BlockDamaged
+from gateway.core.model import ByteRange, ObjectVersion, PinnedFileSpan
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.descriptors import open_descriptors
 

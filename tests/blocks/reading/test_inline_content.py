@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling import small_block_fetch
-from gateway.clock import SystemClock
-from gateway.model import ByteRange, ObjectKey
+from gateway.core.clock import SystemClock
+from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import Direction
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter

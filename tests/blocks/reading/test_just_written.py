@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.page_cache import Residency
-from gateway.model import FileSpan, ObjectVersion
+from gateway.core.model import FileSpan, ObjectVersion
 from tests.support.blocks import MIB, block_files, bytes_of, content_of, make_origin, open_cache, stored, take, whole
 
 BLOCKS = 4

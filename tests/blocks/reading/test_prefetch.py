@@ -13,7 +13,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import window_blocks_max
 from gateway.blocks.reading.sources import AheadMarks
-from gateway.model import ByteRange, ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import (
     BLOCK,

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.blocks.reading.reader import RangeReader
-from gateway.errors import OriginAnswered, OriginUnreachable
-from gateway.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.core.errors import OriginAnswered, OriginUnreachable
+from gateway.core.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import (

@@ -12,7 +12,7 @@ from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
 from gateway.blocks.reading.sources import FillSource
-from gateway.model import FileSpan, ObjectKey, ObjectVersion
+from gateway.core.model import FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 
 MIB = 1024 * 1024

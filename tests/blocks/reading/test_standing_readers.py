@@ -16,8 +16,8 @@ from gateway.blocks import layout
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
-from gateway.errors import StoreUnavailable
-from gateway.model import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
 from tests.support.blocks import (
     BUCKET,
     KIB,

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from gateway.clock import Moment, SystemClock
+from gateway.core.clock import Moment, SystemClock
 from gateway.origin.client import Origin
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gateway.core.model import BorrowedBuffer
 from gateway.edge.server.cycle import LENT
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
-from gateway.model import BorrowedBuffer
 
 
 async def respond(send: Send, body: bytes = b"", status: int = 200, *headers: tuple[bytes, bytes]) -> None:

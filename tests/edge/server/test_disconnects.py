@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.errors import ClientDisconnected
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
-from gateway.errors import ClientDisconnected
 from tests.edge.server.apps import file_app, lending_app, respond, unread
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock

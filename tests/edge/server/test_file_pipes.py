@@ -16,10 +16,10 @@ import pytest
 from gateway.blocks.files.block_file import BlockFile, ChunkChecksums
 from gateway.blocks.files.page_cache import PAGE_BYTES
 from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.core.errors import BlockDamaged
+from gateway.core.model import FileSpan
 from gateway.edge.server import response
 from gateway.edge.server.response import STEP_BYTES, FileSender, send_span
-from gateway.errors import BlockDamaged
-from gateway.model import FileSpan
 from tests.support.page_cache import drop_unmapped, page_out
 
 SIZE_BYTES = 40 * CHUNK_BYTES + 777

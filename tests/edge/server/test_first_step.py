@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import BlockDamaged, ClientDisconnected
+from gateway.core.model import FileSpan
 from gateway.edge.server.cycle import RESPONSE, in_task, step
 from gateway.edge.server.response import EncodedResponse
 from gateway.edge.server.s3_server import Receive, Scope, Send
-from gateway.errors import BlockDamaged, ClientDisconnected
-from gateway.model import FileSpan
 from tests.edge.server.apps import read_body
 from tests.support.serving import request, serving, until
 

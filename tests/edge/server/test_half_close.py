@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from gateway import cancellation
+from gateway.core import cancellation
 from gateway.edge.server.connection import PROBE_SECONDS
 from gateway.edge.server.cycle import in_task
 from gateway.edge.server.limits import ServerLimits

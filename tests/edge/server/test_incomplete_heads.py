@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.errors import S3Error
 from gateway.edge.server.request_head import IncompleteHead
-from gateway.errors import S3Error
 
 
 @given(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.model import BorrowedBuffer
 from gateway.edge.server.cycle import LENT, ZERO_COPY
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
-from gateway.model import BorrowedBuffer
 from tests.edge.server.apps import lending_app
 from tests.edge.server.test_disconnects import narrow
 from tests.support.serving import request, serving, until

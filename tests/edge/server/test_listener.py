@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.edge.server.listener import ConnectionCounts, Listener
 from gateway.edge.server.s3_server import ASGIApp, Receive, S3Server, Scope, Send
-from gateway.heartbeats import HUNG_SECONDS, Heartbeats
+from gateway.shared.heartbeats import HUNG_SECONDS, Heartbeats
 from tests.edge.server.apps import respond
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import listening_socket, request

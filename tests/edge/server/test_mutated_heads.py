@@ -25,18 +25,18 @@ from urllib.parse import quote
 import pytest
 import structlog
 
+from gateway.core.errors import S3Error
 from gateway.edge.access import Authenticator, Caller, ConfiguredKeyring, Key, authorise
 from gateway.edge.server import prepared
 from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests
 from gateway.edge.server.request_head import HeadParser, RequestHead
-from gateway.errors import S3Error
-from gateway.metric_observers import RequestMetrics
 from gateway.operations.context import AppContext
 from gateway.operations.prepared_reads import is_plain
 from gateway.policy.slots import Grant, Prefix, Slots
 from gateway.s3.prepared_head import Conditions, HeadValues, PreparedHead
 from gateway.s3.requests import S3Request, encode_path, parse_request, strip_signature_parameters
 from gateway.s3.signature_v4 import canonical_path, canonical_query, format_timestamp, sign, signing_key, string_to_sign
+from gateway.telemetry.metric_observers import RequestMetrics
 from tests.s3.test_prepared_head import NAMES, Client
 from tests.support.client_heads import CLIENT_HEADS, REGION, Signing
 from tests.support.head_mutations import first_head, mutated

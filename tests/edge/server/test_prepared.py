@@ -30,12 +30,12 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gateway.access_log import AccessLog
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import unpack_extent
 from gateway.blocks.reading import sources
 from gateway.blocks.reading.sources import UnreadSpan, WarmSpan
+from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
@@ -43,18 +43,18 @@ from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedReques
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
-from gateway.metric_observers import RequestMetrics
-from gateway.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from gateway.model import ObjectKey
 from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
-from gateway.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
-from gateway.tracing import TRACE, RequestSpan, Tracer
+from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metric_observers import RequestMetrics
+from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
+from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.metrics import PREPARED_REQUESTS
 from gateway.policy.slots import EVERYTHING, Slot
+from gateway.telemetry.metrics import PREPARED_REQUESTS
 from tests.edge.server.test_prepared import SLOTS, Asked, ChangingKeyring, Pair, both_ports
 from tests.support.gateway_app import gateway_app
 from tests.support.policies import Policy

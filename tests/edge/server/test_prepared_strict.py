@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.s3.requests import Operation
+from gateway.telemetry.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from tests.edge.server.test_prepared import Asked, Pair, damage, head_of, pair
 from tests.support.gateway_app import BLOCK_SIZE_BYTES
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on

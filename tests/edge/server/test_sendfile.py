@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import BlockDamaged, ClientDisconnected
+from gateway.core.model import FileSpan
 from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
 from gateway.edge.server.response import EncodedResponse, FileSender
-from gateway.errors import BlockDamaged, ClientDisconnected
-from gateway.model import FileSpan
 from tests.edge.server.apps import respond
 from tests.support.serving import request, serving
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from gateway.core.errors import StartupError
+from gateway.disk.pem import PemFile
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import Receive, Scope, Send, TlsFiles
-from gateway.errors import StartupError
-from gateway.pem import PemFile
 from tests.edge.server.apps import echo, file_app, mirror
 from tests.support.certificates import tls_files
 from tests.support.serving import request, serving

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from gateway.core.errors import S3Error
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import Message, Receive, Scope, Send
-from gateway.errors import S3Error
 from tests.edge.server.apps import echo, read_body, respond, unread
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import request, serving

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.model import ObjectKey
 from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.jobs.indexing.inventory_files import BadInventory, objects_of, parse_manifest
 from gateway.jobs.store import JobStore
 from gateway.metadata.listing.records import unpack
 from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation

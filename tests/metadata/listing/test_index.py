@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import StoreUnavailable
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import Homes
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
@@ -33,10 +34,9 @@ from gateway.metadata.listing.pages import END, ListRequest, key_successor, pref
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.metric_observers import CatalogMetrics
-from gateway.model import Homes
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.prepared_process import PreparedProcess
@@ -557,7 +557,7 @@ import os, signal, sys
 from pathlib import Path
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.opening import open_directory
-from gateway.model import Homes
+from gateway.core.model import Homes
 catalog = open_directory(Path(sys.argv[1]), Homes("origin"))
 own = OwnWrite("b", [b"a"])
 catalog.dirty.begin(own, 0.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.metadata.listing.page_parser import packed_page
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.records import numbered

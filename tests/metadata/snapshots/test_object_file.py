@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import SnapshotUnusable
+from gateway.core.errors import SnapshotUnusable
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.snapshots import object_file
 from gateway.metadata.snapshots.object_file import BRANCHES_KEPT, Layout, ObjectFile, ObjectFileWriter

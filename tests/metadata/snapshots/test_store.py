@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, SnapshotUnusable
+from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, SnapshotUnusable
 from gateway.metadata.snapshots import staging as staging_module
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.metadata.snapshots.store import SnapshotStore

@@ -26,11 +26,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import Moment, SystemClock
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment, SystemClock
+from gateway.core.model import ObjectKey
+from gateway.core.steps import at_once
 from gateway.policy.slots import Slot
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, text_of
-from gateway.steps import at_once
 from gateway.writeback.flushing import state
 from gateway.writeback.journal.records import State
 from gateway.writeback.journal.transaction import JournalTransaction

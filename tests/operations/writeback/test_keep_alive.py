@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.errors import BufferUnavailable, ForebayError, OriginAnswered, OutcomeUnknown
+from gateway.core.errors import BufferUnavailable, ForebayError, OriginAnswered, OutcomeUnknown
 from gateway.operations.context import Response
 from gateway.operations.writeback.write_through import QUIET_SECONDS, with_retries
 from gateway.s3.error_codes import s3_error

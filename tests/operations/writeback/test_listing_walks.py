@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.model import ObjectKey
 from gateway.edge.asgi import S3App
 from gateway.metadata.listing.pages import ListRequest
-from gateway.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec

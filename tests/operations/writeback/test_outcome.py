@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginBodyError
-from gateway.model import BodyStream
+from gateway.core.errors import OriginBodyError
+from gateway.core.model import BodyStream
 from gateway.operations.context import Response
 from gateway.operations.writeback.write_through import QUIET_SECONDS, told_by_document
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX

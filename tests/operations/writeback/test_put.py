@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.core.errors import BufferUnavailable, S3Error
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.operations.writeback.write_back_policy import check_stored, created_headers, fixed_headers
 from gateway.s3.headers import sendable

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.model import ObjectKey
 from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.errors import OriginBusy
+from gateway.core.errors import OriginBusy
 from gateway.origin.http1_client.client import Claim, FairShares
 
 

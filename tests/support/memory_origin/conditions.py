@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from gateway.model import ByteRange
+from gateway.core.model import ByteRange
 from gateway.s3.error_codes import s3_error
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.errors import S3Error
+from gateway.core.errors import S3Error
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from tests.support.memory_origin.response import MemoryResponse

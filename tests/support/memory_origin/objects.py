@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element, ParseError
 from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
-from gateway.errors import S3Error
-from gateway.model import ByteRange
+from gateway.core.errors import S3Error
+from gateway.core.model import ByteRange
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_copy_source

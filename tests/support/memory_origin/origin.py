@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.clock import Clock
-from gateway.errors import OriginUnreachable, S3Error
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import format_http_date

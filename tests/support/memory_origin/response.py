@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin.content import BytesContent, Content
 from tests.support.memory_origin.faults import CutBody

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import NotToBeDecided
+from gateway.core.errors import NotToBeDecided
 from gateway.policy.slots import Prefix
 from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.journal.records import Priority

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.admin import checkpoints as report

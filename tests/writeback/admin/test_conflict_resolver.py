@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import NothingPending, NotToBeDecided
+from gateway.core.errors import NothingPending, NotToBeDecided
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion
 from tests.support.memory_origin.faults import Answer, Call

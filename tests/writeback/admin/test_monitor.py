@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import metrics
-from gateway.clock import Moment
-from gateway.metric_observers import WritebackMetrics
+from gateway.core.clock import Moment
+from gateway.telemetry import metrics
+from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.flushing.state import OTHERS

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.clock import Moment
-from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.queries import PendingQueries

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
-from gateway.errors import BufferUnavailable
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds.backpressure import (
     BACKPRESSURE_FROM,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import BufferUnavailable
+from gateway.core.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds import room
 from gateway.writeback.bounds.bounds import EXPOSURE_SECONDS, SlotExposure

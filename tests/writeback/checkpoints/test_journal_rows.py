@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal import checkpoints, transaction
 from gateway.writeback.journal.checkpoints import AGAIN_SECONDS

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.checkpoint_patterns import parse_pattern
-from gateway.model import ObjectKey
+from gateway.core.checkpoint_patterns import parse_pattern
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import (
     KNOWN,
     CheckpointName,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints import manifests
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood, named_files
 

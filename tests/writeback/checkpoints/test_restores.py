@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.checkpoints import reads as counting
 from gateway.writeback.checkpoints.reads import (

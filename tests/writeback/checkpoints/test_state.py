@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import rank_of
 from gateway.writeback.checkpoints.rates import FlushRates
 from gateway.writeback.checkpoints.state import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.atomic_write import sync_directory
-from gateway.errors import BufferDamaged, BufferUnavailable
+from gateway.core.errors import BufferDamaged, BufferUnavailable
+from gateway.disk.atomic_write import sync_directory
 from gateway.writeback.files import staged_file
 from gateway.writeback.files.staged_file import AT_ONCE_BYTES, StagedFile, Staging, read_verified
 from gateway.writeback.files.trailer import CHUNK_BYTES, FOOTER_BYTES

@@ -13,7 +13,7 @@ from awscrt import checksums as crt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.files.trailer import (
     CHUNK_BYTES,

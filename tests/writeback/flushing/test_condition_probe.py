@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import OriginUnreachable
+from gateway.core.clock import Moment
+from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.condition_probe import (

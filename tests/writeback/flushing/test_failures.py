@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from gateway import metrics
-from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
-from gateway.metrics import FailureKind
+from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.origin.s3 import OwnKeyOrigin
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
+from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.failures import kind_of_error
 from tests.support.flushing import Buffer
 from tests.support.memory_origin.faults import Answer, Unreachable, on

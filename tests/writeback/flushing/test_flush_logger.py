@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.writeback.flushing.flush_logger import FLUSHED_LINES_PER_SECOND, LINES_PER_MINUTE, FlushLogger
 from gateway.writeback.flushing.state import OTHERS
 from tests.support.manual_clock import ManualClock

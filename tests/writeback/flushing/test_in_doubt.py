@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.clock import Moment
-from gateway.errors import BufferUnavailable
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferUnavailable
+from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing import state

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.clock import SystemClock
-from gateway.errors import OriginUnreachable
-from gateway.model import ObjectKey
+from gateway.core.clock import SystemClock
+from gateway.core.errors import OriginUnreachable
+from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import (

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.change_notifier import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS

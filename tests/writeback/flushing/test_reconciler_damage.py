@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.writeback.flushing import state
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model import ObjectKey
+from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED, OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation

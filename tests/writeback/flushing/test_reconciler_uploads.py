@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.model import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.s3 import Attempt

@@ -10,8 +10,8 @@ from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
-from gateway.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.core.clock import Moment
+from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.writeback.flushing.failures import kind_of_error
 from gateway.writeback.flushing.requests import _refusal
 from gateway.writeback.flushing.state import (

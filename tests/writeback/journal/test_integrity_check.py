@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.opening import FORMAT, recover

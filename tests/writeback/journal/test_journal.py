@@ -19,9 +19,9 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.clock import Clock, Moment
-from gateway.errors import BufferRefused, BufferUnavailable, StartupError
-from gateway.model import ObjectKey
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferRefused, BufferUnavailable, StartupError
+from gateway.core.model import ObjectKey
 from gateway.writeback.journal.journal import STEADY_SECONDS, Journal
 from gateway.writeback.journal.schema import BUSY_SECONDS_MAX, connect
 from gateway.writeback.journal.transaction import JournalTransaction

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.log import check_log
 from tests.support.writeback import key, pending

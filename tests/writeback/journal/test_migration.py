@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, StartupError
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, StartupError
 from gateway.writeback.journal import migration, schema
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal

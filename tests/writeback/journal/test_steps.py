@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.clock import Moment
+from gateway.core.clock import Moment
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.records import CreateAttempt, LastOwnWrite, Priority, State, Turn, Write
 from gateway.writeback.journal.schema import prepare

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
 from gateway.writeback.journal.records import CreateAttempt, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.stream import apply, records

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.clock import Moment
-from gateway.errors import BufferDamaged, InConflict, PartInUse
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged, InConflict, PartInUse
+from gateway.core.model import ObjectKey
 from gateway.writeback.journal import transaction
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,

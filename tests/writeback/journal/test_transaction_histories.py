@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.clock import Moment
-from gateway.errors import InConflict, PartInUse
-from gateway.model import ObjectKey
+from gateway.core.clock import Moment
+from gateway.core.errors import InConflict, PartInUse
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
 from gateway.writeback.journal.schema import prepare

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import BufferUnavailable, StartupError
+from gateway.core.errors import BufferUnavailable, StartupError
 from gateway.writeback.journal.records import Write
 from gateway.writeback.offline_export.export import MANIFEST, OBJECTS, buffer_of, export
 from gateway.writeback.offline_export.manifest import Findings

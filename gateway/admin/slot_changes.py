@@ -1,0 +1,89 @@
+"""Slots set and removed over the admin port, while the gateway runs: asked of the supervisor, who has the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.admin.state import GatewayState, StateHolder
+
+ANSWER_SECONDS = 30.0
+"""So long the supervisor may take to read, check and write."""
+
+FOLLOW_SECONDS = 10.0
+"""So long is waited for the processes to keep to it. One that is stopped does so when it goes on."""
+
+_LOOK_SECONDS = 0.01
+_ASKED_MAX = 16
+_LINE_BYTES_MAX = 32 * 1024
+
+
+class SlotRefused(Exception):
+    """Nothing has changed, and why; `status` is what HTTP calls it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Made(NamedTuple):
+    """A change that was taken: whether all processes keep to it by now, what changed, and which file was read."""
+
+    is_followed: bool
+    changed: Sequence[str]
+    config_file: str | None
+
+
+class SlotChanges:
+    """Asks over `tell`, and hears of it by the state of the gateway."""
+
+    def __init__(self, tell: Callable[[str], bool], holder: StateHolder) -> None:
+        self._tell = tell
+        self._holder = holder
+        self._asked = 0
+
+    async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
+        """Set a slot, or (None) remove it, for the client at `remote`; without a name, have the settings read anew.
+        SlotRefused."""
+        if self._asked >= _ASKED_MAX:
+            raise SlotRefused(503, "too many changes are under way: try again")
+        asked = secrets.token_hex(8)
+        line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
+        if len(line) > _LINE_BYTES_MAX:
+            raise SlotRefused(400, "the description of the slot is too long")
+        self._asked += 1
+        try:
+            if not self._tell(f"asks {line.decode()}"):
+                raise SlotRefused(503, "the supervisor takes no changes now: try again")
+            state = await self._until(lambda state: any(one[0] == asked for one in state.answers), ANSWER_SECONDS)
+            if state is None:
+                raise SlotRefused(
+                    503, "the supervisor has not answered: look with forebay slots whether the change is in force"
+                )
+            _, problem, changed = next(one for one in state.answers if one[0] == asked)
+            if problem is not None:
+                raise SlotRefused(409, problem)
+            wanted = state.generation
+            followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
+            return Made(followed is not None, changed, state.config_file)
+        finally:
+            self._asked -= 1
+
+    async def _until(self, holds: Callable[[GatewayState], bool], seconds: float) -> GatewayState | None:
+        end = monotonic() + seconds
+        while True:
+            state = self._holder.state
+            if state is not None and holds(state):
+                return state
+            if monotonic() > end:
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _all_follow(state: GatewayState, generation: int) -> bool:
+    return all(one.ready and one.generation >= generation for one in state.processes)

@@ -1,0 +1,262 @@
+"""From settings to ceilings and shares of bandwidth, to request rates, and to limits of callers; and to what each
+process needs to keep them with the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from os import PathLike
+
+from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
+from gateway.config.signers import signers
+from gateway.core.clock import Clock
+from gateway.core.errors import StartupError
+from gateway.origin.client import Direction
+from gateway.origin.link_traffic import LinkEnd, in_all
+from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
+from gateway.policy.capacity_controller import TICK_SECONDS
+from gateway.policy.request_rates import RequestRates
+from gateway.policy.request_rates import cells_for as cells_for_rates
+from gateway.policy.slots import DEFAULT_SLOT, Prefix
+from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.telemetry import metric_kinds
+from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry.metrics import USED_BY_ALL
+
+
+def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
+    """A descriptor of the memory that all processes keep the ceilings in; None where there is no ceiling. OSError."""
+    ceilings = ceilings_of(settings)
+    if not ceilings:
+        return None
+    return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
+
+
+BandwidthPlan = tuple[Sequence[Ceiling], Sequence[Share]]
+
+
+def bandwidth_plan(settings: Settings) -> BandwidthPlan:
+    return ceilings_of(settings), shares_of(settings)
+
+
+def begin_bandwidth_as(before: BandwidthPlan, descriptor: int, settings: Settings, made: int, clock: Clock) -> None:
+    """Have the ceilings in new memory hold what those in force hold: a change of settings resets none."""
+
+    def opened(plan: BandwidthPlan, memory: int) -> Bandwidth:
+        return Bandwidth(plan[0], clock, SharedCells.attach(memory, cells_for(*plan), _processes(settings), 0), plan[1])
+
+    opened(bandwidth_plan(settings), made).begin_as(opened(before, descriptor))
+
+
+def bandwidth_of(
+    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
+) -> Bandwidth | None:
+    """The ceilings and shares as process number `process` keeps them; None where there are none.
+
+    `shared` is where what `make_shared_bandwidth` made can be opened; without, this process is the only one.
+    StartupError where it is of another version or configuration.
+    """
+    ceilings = ceilings_of(settings)
+    if not ceilings:
+        return None
+    shares, cells = shares_of(settings), None
+    if shared is not None:
+        processes = _processes(settings)
+        try:
+            cells = _attached(shared, cells_for(ceilings, shares), processes, min(process, processes - 1))
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return Bandwidth(ceilings, clock, cells, shares)
+
+
+def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
+    """A descriptor of the memory that all processes keep request rates in. OSError."""
+    processes = _processes(settings)
+    return make_shared_memory(cells_for_rates(len(weights_of(settings)), processes), processes, clock.monotonic())
+
+
+def request_rates_of(
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
+) -> RequestRates:
+    """What holds requests back where the origin refuses some for their number, as process number `process` keeps it.
+
+    `shared`, StartupError as `bandwidth_of`, of what `make_shared_request_rates` made.
+    """
+    weights, cells = weights_of(settings), None
+    if shared is not None:
+        processes = _processes(settings)
+        try:
+            cells = _attached(shared, cells_for_rates(len(weights), processes), processes, min(process, processes - 1))
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return RequestRates(
+        weights,
+        clock,
+        metrics,
+        cells,
+        wait_seconds_max=settings.origin.connection_wait_seconds,
+        buckets_told=buckets_told(settings),
+    )
+
+
+def buckets_told(settings: Settings) -> set[str]:
+    return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
+
+
+def _attached(shared: PathLike[str], rows: int, processes: int, process: int) -> SharedCells:
+    descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return SharedCells.attach(descriptor, rows, processes, process)
+    finally:
+        os.close(descriptor)
+
+
+def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
+    """A descriptor of the memory that all workers keep the limits of callers in; None: there are none. OSError."""
+    rows = callers_plan(settings).rows
+    return make_shared_memory(rows, settings.server.workers, clock.monotonic()) if rows else None
+
+
+def callers_of(
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
+) -> Callers | None:
+    """What limits callers, as worker number `worker` keeps it; None: nothing does.
+
+    `shared` is where what `make_shared_callers` made can be opened; without, this process is the only one.
+    StartupError as `bandwidth_of`.
+    """
+    plan = callers_plan(settings)
+    if not plan.rows:
+        return None
+    cells = None
+    if shared is not None:
+        try:
+            cells = _attached(shared, plan.rows, settings.server.workers, worker)
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return Callers(plan, clock, metrics.callers, cells)
+
+
+def callers_plan(settings: Settings) -> CallersPlan:
+    """Who is limited, in the same order in all workers of one gateway."""
+    return CallersPlan(
+        [(one.access_key_id, _limits_of(one)) for one in settings.credentials],
+        [CallerClass(one.name, _limits_of(one), one.app, one.product) for one in settings.caller_classes],
+        settings.server.caller_wait_seconds,
+    )
+
+
+def names_in_metrics(settings: Settings) -> tuple[set[str], set[str]]:
+    """Of slots and of credentials, those included that no configuration has."""
+    slots = {DEFAULT_SLOT.name, *(slot.name for slot in settings.slots)}
+    return slots, {OWN, UNSIGNED, *(one.access_key_id for one in settings.credentials)}
+
+
+def keep_names_in_metrics(settings: Settings) -> None:
+    """Sum up what was counted for slots, credentials and classes that are no more."""
+    classes = {one.name for one in settings.caller_classes}
+    users = (USED_BY_ALL, *(one.used_by for one in signers(settings)))
+    metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings), users)
+
+
+def _limits_of(one: CallerLimitSettings) -> Limits:
+    return Limits(
+        one.max_concurrent_requests,
+        one.requests_per_second,
+        one.read_bandwidth_bytes_per_second,
+        one.write_bandwidth_bytes_per_second,
+    )
+
+
+class CapacityFinder:
+    """This process's part in finding out what the link bears, where the settings say so. Event loop only."""
+
+    def __init__(
+        self,
+        origins: Sequence[LinkEnd],
+        clock: Clock,
+        metrics: WorkerMetrics | None,
+    ) -> None:
+        """`origins`: all that this process talks to, over one link; more may come. `metrics`: of the one process that
+        tells them."""
+        self._origins = origins
+        self._clock = clock
+        self._metrics = metrics
+        self._bandwidth: Bandwidth | None = None
+        self._finding: asyncio.Task[None] | None = None
+
+    def follow(self, bandwidth: Bandwidth | None) -> None:
+        """These ceilings are in force from now on. What was found before counts for them."""
+        if bandwidth is not None and self._bandwidth is not None:
+            bandwidth.go_on_from(self._bandwidth)
+        self._bandwidth = bandwidth
+        if self._finding is None and bandwidth is not None and bandwidth.found:
+            self._finding = asyncio.create_task(self._find(), name="capacity of the link")
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._finding is not None:
+            self._finding.cancel()
+            await asyncio.gather(self._finding, return_exceptions=True)
+
+    async def _find(self) -> None:
+        told = set[Direction]()
+        while self._bandwidth is not None and self._bandwidth.found:
+            due = self._clock.monotonic() + TICK_SECONDS
+            await self._clock.sleep(TICK_SECONDS)
+            bandwidth, now = self._bandwidth, self._clock.monotonic()
+            bandwidth.find_capacity(in_all([one.traffic() for one in self._origins]), now - due)
+            window_bytes = bandwidth.window_bytes()
+            if window_bytes is not None:
+                for one in self._origins:
+                    one.limit_windows(window_bytes)
+            told = self._tell(bandwidth, told, now)
+        self._finding = None
+        if self._metrics is not None:
+            for direction in told:
+                self._metrics.link_found(direction, None, None)
+
+    def _tell(self, bandwidth: Bandwidth, told: set[Direction], now: float) -> set[Direction]:
+        if self._metrics is None:
+            return told
+        for direction, link in bandwidth.found.items():
+            found = link.found(now)
+            self._metrics.link_found(direction, found.capacity, found.delay_seconds)
+        for direction in told.difference(bandwidth.found):
+            self._metrics.link_found(direction, None, None)
+        return set(bandwidth.found)
+
+
+def ceilings_of(settings: Settings) -> list[Ceiling]:
+    """Every ceiling that is set, in the same order in all processes of one gateway."""
+    groups = [_ceilings(None, settings.origin), *(_ceilings(slot.name, slot) for slot in settings.slots)]
+    return [ceiling for group in groups for ceiling in group]
+
+
+def shares_of(settings: Settings) -> list[Share]:
+    """What each slot has of the link, in the same order in all processes of one gateway."""
+    shares = [Share("read", DEFAULT_SLOT.name), Share("write", DEFAULT_SLOT.name)]
+    for slot in settings.slots:
+        shares.append(Share("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
+        shares.append(Share("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
+    return shares
+
+
+def weights_of(settings: Settings) -> list[tuple[str, int]]:
+    """What each slot has of a request rate, in the same order in all processes of one gateway."""
+    return [(DEFAULT_SLOT.name, 1), *((slot.name, slot.weight) for slot in settings.slots)]
+
+
+def _processes(settings: Settings) -> int:
+    """The workers, then the background process: its number is greater than that of any worker."""
+    return settings.server.workers + 1
+
+
+def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iterator[Ceiling]:
+    read, write = settings.read_bandwidth_bytes_per_second, settings.write_bandwidth_bytes_per_second
+    if read is not None:
+        yield Ceiling("read", slot, None if read == "auto" else read)
+    if write is not None:
+        yield Ceiling("write", slot, None if write == "auto" else write)

@@ -1,0 +1,537 @@
+"""Composition root: builds each process's parts from the settings, and takes them down again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from gateway.app.bandwidth import (
+    CapacityFinder,
+    bandwidth_of,
+    buckets_told,
+    callers_of,
+    ceilings_of,
+    request_rates_of,
+    shares_of,
+)
+from gateway.app.origins import OriginKeys, routed_origin
+from gateway.app.write_back import (
+    Bounding,
+    Flushing,
+    FlushServices,
+    flushing,
+    follow_slots,
+    is_needed,
+    opened_buffer,
+)
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.disabled_cache import Blocks, ClosedCache
+from gateway.blocks.layout import BlockSettings
+from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
+from gateway.config import Settings
+from gateway.config.live import LiveSettings
+from gateway.core.clock import Clock, SystemClock
+from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.edge.asgi import S3App
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.explaining import Explainer
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
+from gateway.jobs.runner import Jobs
+from gateway.jobs.snapshot_service import SnapshotService
+from gateway.jobs.store import JobStore
+from gateway.metadata.bucket_metadata import BucketMetadataCache
+from gateway.metadata.catalog import Catalog
+from gateway.metadata.opening import ANSWERS, disbelieve
+from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.operations.context import AppContext
+from gateway.operations.origin_events import OriginEvents
+from gateway.origin.client import Origin
+from gateway.origin.retry import SilenceBoard
+from gateway.origin.s3 import OwnKeyOrigin, S3Origin
+from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import OriginCredentials
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.policy.request_rates import RequestRates
+from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.shared.heartbeats import BACKGROUND_PROCESS
+from gateway.shared.recent_requests import RecentRequests
+from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.checkpoints.reads import CheckpointReads
+from gateway.writeback.flushing.flush_logger import FlushLogger
+
+_log = structlog.get_logger("forebay.writeback")
+
+_LEARNED_SECONDS_MAX = 1.0
+"""So long changed slots wait at most until what was learned is written down."""
+
+SNAPSHOTS = "snapshots"
+"""Where in the cache directory they lie."""
+
+CHECKS_AT_ONCE = 8
+"""So many questions to one home at the same time, where it is checked."""
+
+_SILENCE = "origin-silence"
+"""Where in the shared directory the processes tell each other that an origin is silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What every process of the gateway has. `process` is its number."""
+
+    process: int
+
+    clock: Clock
+    metrics: WorkerMetrics
+    credentials: OriginCredentials
+    origin: MeteredOrigin
+    slots: Slots
+    recent: RecentRequests
+
+
+@asynccontextmanager
+async def _node(
+    live: LiveSettings, process: int, *, instance_id: str, shared_directory: Path | None
+) -> AsyncIterator[_Node]:
+    settings, clock = live.now, SystemClock()
+    async with AsyncExitStack() as stack:
+        recent = stack.enter_context(_recent_requests(shared_directory, process))
+        metrics = WorkerMetrics(settings.cache.capacity_bytes, recent)
+        keys = OriginKeys(settings, clock)
+        stack.push_async_callback(keys.aclose)
+        await keys.start()
+        rates = _RatesInForce(live, metrics, clock, process)
+        stack.push_async_callback(rates.aclose)
+        bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
+        meter = OriginMeter(metrics, bandwidth, rates.now)
+        silence = silence_board(shared_directory)
+
+        connected: list[S3Origin] = []
+
+        def connect(home: OriginSettings) -> Origin:
+            made = S3Origin(
+                home,
+                keys.own,
+                clock,
+                instance_id=instance_id,
+                credentials_of=keys.of,
+                on_attempt=meter.attempt,
+                on_hedge=metrics.origin_hedge,
+                silence=silence,
+                rates=meter,
+            )
+            connected.append(made)
+            return made
+
+        origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
+        stack.push_async_callback(origin.aclose)
+        finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
+        stack.push_async_callback(finder.close)
+        finder.follow(bandwidth)
+        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
+
+        async def follow() -> None:
+            metrics.cache_capacity(live.now.cache.capacity_bytes)
+            node.slots.follow(_slots(live.now))
+            await keys.follow(live.now)
+            if ceilings.differ(live):
+                bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
+                finder.follow(bandwidth)
+                meter.ceilings = bandwidth
+            meter.requests = await rates.follow()
+
+        ceilings = _CeilingsBefore(live)
+        stack.enter_context(live.following(follow))
+        yield node
+
+
+def silence_board(shared_directory: Path | None) -> SilenceBoard:
+    """Where processes that share this directory tell each other which origins are silent, or have failed."""
+    return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
+
+
+@asynccontextmanager
+async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
+    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
+    the keys that they are asked with."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        keys = OriginKeys(live.now, clock)
+        stack.push_async_callback(keys.aclose)
+        await keys.start()
+
+        def connect(home: OriginSettings) -> Origin:
+            impatient = replace(home, max_attempts=1, max_connections=CHECKS_AT_ONCE)
+            return S3Origin(impatient, keys.own, clock, instance_id=instance_id, credentials_of=keys.of)
+
+        origin = routed_origin(live.now, connect)
+        stack.push_async_callback(origin.aclose)
+
+        async def follow() -> None:
+            await keys.follow(live.now)
+
+        stack.enter_context(live.following(follow))
+        yield origin, keys
+
+
+@asynccontextmanager
+async def _directory(
+    settings: Settings, node: _Node, worker: int, shared_directory: Path | None
+) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+    """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
+    blocks = await BlockCache.open(
+        _block_settings(settings, node.slots, shared_directory),
+        node.origin,
+        worker=worker,
+        clock=node.clock,
+        observer=node.metrics.cache,
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(blocks.close)
+        catalog = await Catalog.open(
+            settings.cache.directory / "catalog",
+            node.origin,
+            homes=settings.homes,
+            clock=node.clock,
+            observer=node.metrics.catalog,
+            slots=node.slots,
+            process=worker,
+        )
+        stack.push_async_callback(catalog.close)
+        yield blocks, catalog
+
+
+@asynccontextmanager
+async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
+    yield (
+        ClosedCache(node.origin, node.clock, node.metrics.cache),
+        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
+    )
+
+
+@asynccontextmanager
+async def s3_application(
+    live: LiveSettings,
+    *,
+    worker: int,
+    instance_id: str,
+    shared_directory: Path | None = None,
+    closed: bool = False,
+) -> AsyncIterator[S3App]:
+    """The S3 port's application of worker slot `worker`, with everything behind it; it follows changes of settings.
+
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
+    In `shared_directory` lie files that all processes have in memory (BlockSettings). `closed`: no worker touches the
+    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    """
+    settings = live.now
+    async with (
+        _node(live, worker, instance_id=instance_id, shared_directory=shared_directory) as node,
+        _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
+        AsyncExitStack() as stack,
+    ):
+
+        async def buffer_if_needed() -> WritebackBuffer | None:
+            return await stack.enter_async_context(opened_buffer(live.now, worker, _bounding(node), blocks))
+
+        answers = BucketMetadataCache(
+            settings.cache.directory / "catalog" / ANSWERS,
+            catalog.now_of_bucket,
+            ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
+            observer=node.metrics.answers,
+        )
+        authenticator = Authenticator(
+            _keyring(settings, node.credentials),
+            node.clock,
+            allow_unsigned=settings.server.allow_unsigned,
+            allow_signature_v2=settings.server.allow_signature_v2,
+        )
+        services = AppContext(
+            node.origin,
+            catalog,
+            answers,
+            blocks,
+            node.slots,
+            node.clock,
+            writeback=None if closed else await buffer_if_needed(),
+            buffer_closed=closed and is_needed(settings),
+            homes=settings.homes,
+            reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
+        )
+        stack.push_async_callback(answers.close)
+        services.snapshots = snapshots = SnapshotRegistry(
+            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
+        )
+        stack.push_async_callback(snapshots.close)
+        stack.push_async_callback(services.close)
+
+        async def follow_frozen() -> None:
+            if not closed:
+                await snapshots.follow(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
+
+        async def follow() -> None:
+            authenticator.follow(_keyring(live.now, node.credentials))
+            services.rights.forget()
+            if not closed:
+                with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
+                    async with asyncio.timeout(_LEARNED_SECONDS_MAX):
+                        await catalog.settle()
+                await blocks.follow(live.now.cache.capacity_bytes)
+                if services.writeback is None:
+                    services.writeback = await buffer_if_needed()
+                else:
+                    await follow_slots(services.writeback, node.slots, blocks)
+            services.buffer_closed = closed and is_needed(live.now)
+            await follow_frozen()
+
+        await follow_frozen()
+        stack.enter_context(live.following(follow))
+        yield S3App(
+            services,
+            authenticator,
+            tuple(settings.server.base_domains),
+            instance_id,
+            node.metrics.requests,
+            limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+            recent=node.recent,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Upkeep:
+    """What the background process does with the cache directory. `is_outdated` is set when it is to be opened anew."""
+
+    jobs: Jobs
+    explainer: Explainer
+    events: OriginEvents
+    indexes: Indexes
+    blocks: BlockCache
+    scrubber: Scrubber | None
+    snapshots: SnapshotService
+    flushing: Flushing | None
+    settle: Callable[[], Awaitable[None]]
+    """To be called when all processes keep to the settings of now: what lies on disk is brought in line with them."""
+
+    is_outdated: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def writeback(self) -> WritebackAdmin | NoWriteback:
+        return self.flushing.admin if self.flushing is not None else NoWriteback()
+
+
+@asynccontextmanager
+async def upkeep(
+    live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
+) -> AsyncIterator[Upkeep]:
+    """The background process's part: jobs go on while this lasts, indexes are kept up, and changes followed.
+
+    StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
+    """
+    settings = live.now
+    async with (
+        _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
+        _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
+    ):
+        snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
+        tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
+        store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
+        jobs = await Jobs.open(tools, store)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
+        followed = [Slots(node.slots)]
+        """Those of which the listing index may know something still, the ones of now last."""
+
+        async def follow() -> None:
+            await blocks.follow(live.now.cache.capacity_bytes)
+            if flusher is not None:
+                await follow_slots(flusher.buffer, node.slots, blocks)
+                flusher.follow_slots()
+            elif is_needed(live.now):
+                kept.is_outdated.set()
+            await indexes.follow(_index_plans(live.now, store.scratch))
+            followed.append(Slots(node.slots))
+
+        async def settle() -> None:
+            before, followed[:] = list(followed), followed[-1:]
+            for slots in before:
+                await catalog.listing.trim(slots)
+            await blocks.move_between_slots()
+
+        try:
+            events = OriginEvents(catalog, blocks, node.slots)
+            service = SnapshotService(tools, jobs)
+            counters = node.metrics.writeback
+            log = FlushLogger(counters, node.clock)
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            async with flushing(settings, buffer, services, shared_directory) as flusher:
+                scrubber = _scrubber(settings, blocks)
+                kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
+                with live.following(follow):
+                    if live.now is not settings:  # changed while all this was opened
+                        await follow()
+                    yield kept
+        finally:
+            await indexes.close()
+            await jobs.close()
+            snapshots.close()
+
+
+class _RatesInForce:
+    """What holds requests back, which goes on with what is known where weights are others than before."""
+
+    def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
+        self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
+        self._of = live.request_rates
+        self.now = self._made()
+
+    async def follow(self) -> RequestRates:
+        if self._of != self._live.request_rates:
+            self._of, before = self._live.request_rates, self.now
+            self.now = self._made()
+            self.now.take_over(before)
+            await before.aclose()
+        self.now.buckets_told = buckets_told(self._live.now)
+        return self.now
+
+    async def aclose(self) -> None:
+        await self.now.aclose()
+
+    def _made(self) -> RequestRates:
+        live = self._live
+        return request_rates_of(live.now, self._metrics, self._clock, process=self._process, shared=live.request_rates)
+
+
+class _CeilingsBefore:
+    """Whether ceilings are others than when it was asked last."""
+
+    def __init__(self, live: LiveSettings) -> None:
+        self._known = self._of(live)
+
+    def differ(self, live: LiveSettings) -> bool:
+        before, self._known = self._known, self._of(live)
+        return before != self._known
+
+    def _of(self, live: LiveSettings) -> object:
+        return live.bandwidth, ceilings_of(live.now), shares_of(live.now)
+
+
+@contextmanager
+def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
+    """Who counts what is read of checkpoints; None without a directory that all processes have, or room in it."""
+    try:
+        reads = CheckpointReads(directory, worker, clock) if directory is not None else None
+    except OSError as error:
+        _log.warning("reads of checkpoints cannot be counted", reason=str(error))
+        reads = None
+    with closing(reads) if reads is not None else nullcontext():
+        yield reads
+
+
+@contextmanager
+def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentRequests]:
+    """Where requests are kept that somebody may want to look at; where there is no room, nobody else sees them."""
+    try:
+        recent = RecentRequests(directory, process)
+    except OSError as error:
+        _log.warning("slow and failed requests of this process are not shown", reason=str(error))
+        recent = RecentRequests(None, process)
+    with closing(recent):
+        yield recent
+
+
+def _bounding(node: _Node) -> Bounding:
+    return Bounding(node.slots, node.clock, node.metrics.writeback)
+
+
+def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
+    return [
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        for slot in settings.slots
+        if slot.index
+    ]
+
+
+def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
+    cache = settings.cache
+    if cache.scrub_period_seconds == 0:
+        return None
+    record = cache.directory / "blocks" / "scrub.json"
+    return blocks.scrubber(ScrubSettings(record, cache.scrub_period_seconds, cache.scrub_bandwidth_bytes_per_second))
+
+
+def forget_remembered(directory: Path) -> None:
+    """Have the catalog in a cache directory that nobody has open begin anew; StoreUnavailable when the disk fails."""
+    disbelieve(directory / "catalog")
+
+
+def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
+    cache = settings.cache
+    return BlockSettings(
+        directory=cache.directory / "blocks",
+        capacity_bytes=cache.capacity_bytes,
+        block_size_bytes=cache.block_size_bytes,
+        packed_bytes_max=cache.packed_bytes_max,
+        readahead_bytes=cache.readahead_bytes,
+        slots=slots,
+        daily_writes_bytes=cache.daily_writes_bytes,
+        shared_directory=shared_directory,
+        homes=settings.homes,
+    )
+
+
+def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
+    if not settings.credentials:
+        return OriginKeyring(credentials)
+    return ConfiguredKeyring(
+        Key(
+            entry.access_key_id,
+            entry.secret,
+            entry.session_token.get_secret_value() if entry.session_token is not None else None,
+            Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
+        )
+        for entry in settings.credentials
+    )
+
+
+def _slots(settings: Settings) -> list[Slot]:
+    return [
+        Slot(
+            slot.name,
+            Prefix.parse(slot.prefix),
+            slot.mode,
+            slot.consistency_in_force,
+            slot.metadata_ttl_seconds,
+            slot.negative_ttl_seconds,
+            slot.stale_if_unreachable_seconds,
+            slot.capacity_bytes or 0,
+            slot.capacity_limit_bytes,
+            slot.block_size_bytes,
+            slot.eviction,
+            slot.kept_object_bytes_max,
+            slot.snapshot or "",
+            slot.write,
+            slot.buffer_bytes,
+            slot.buffer_full,
+            slot.exposure_bytes_max,
+            slot.exposure_age_seconds_max,
+            slot.order,
+            tuple(slot.markers),
+            slot.manifests,
+            slot.etag,
+            slot.upload_expiry_seconds,
+            slot.authorization,
+            slot.authorization_ttl_seconds,
+            None if slot.checkpoints is None else tuple(slot.checkpoints),
+            slot.flush,
+            slot.scratch_expiry_seconds,
+            slot.keep_last,
+        )
+        for slot in settings.slots
+    ]

@@ -1,0 +1,172 @@
+"""The write-back buffer in a gateway: where it lies, whether it is needed, and the process that flushes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.disabled_cache import Blocks
+from gateway.config import Settings
+from gateway.core.clock import Clock
+from gateway.core.errors import BufferUnavailable, StoreUnavailable
+from gateway.metadata.catalog import Catalog
+from gateway.operations.writeback.cache_promotion import CachePromoter
+from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
+from gateway.origin.client import Origin
+from gateway.policy.slots import Slots
+from gateway.telemetry.metric_observers import WritebackMetrics
+from gateway.writeback import DIRECTORY
+from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
+from gateway.writeback.admin.conflict_resolver import ConflictResolver
+from gateway.writeback.admin.monitor import PendingMonitor
+from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.writeback_admin import WritebackAdmin
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.checkpoints.reads import reads_by_checkpoint
+from gateway.writeback.flushing.flush_logger import FlushLogger
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder, order_of
+from gateway.writeback.flushing.requests import Requests
+
+RESERVE_SECONDS = 10.0
+"""How often room is set aside again that was given up."""
+
+
+def buffer_directory(settings: Settings) -> Path:
+    return settings.cache.directory / DIRECTORY
+
+
+def is_needed(settings: Settings) -> bool:
+    """Whether anything may be written to it, or may still lie in it from slots that had `write = "back"` before."""
+    return any(slot.is_buffered for slot in settings.slots) or buffer_directory(settings).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounding:
+    """What the bounds of a buffer are taken from, and told to."""
+
+    slots: Slots
+    clock: Clock
+    observer: WritebackMetrics
+
+
+@asynccontextmanager
+async def opened_buffer(
+    settings: Settings, worker: int, bounding: Bounding, blocks: Blocks
+) -> AsyncIterator[WritebackBuffer | None]:
+    """The buffer, as worker slot `worker` uses it; None where none is needed. `blocks` leave room for it.
+
+    StartupError for one that this version does not read, StoreUnavailable when the disk under it fails.
+    """
+    if not is_needed(settings):
+        yield None
+        return
+    try:
+        buffer = await WritebackBuffer.open(
+            buffer_directory(settings), worker, bounding.slots, clock=bounding.clock, observer=bounding.observer
+        )
+    except BufferUnavailable as error:
+        raise StoreUnavailable(str(error)) from error
+    buffer.journal.observe(bounding.observer.journal_failing)
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in bounding.slots):
+        blocks.keep_free(buffer.bounds.unused_bytes)
+    try:
+        yield buffer
+    finally:
+        await buffer.close()
+
+
+async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
+    """Slots were changed; BufferUnavailable."""
+    await buffer.follow(slots)
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
+        blocks.keep_free(buffer.bounds.unused_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushServices:
+    """What a flush reads from, and tells of what it has done."""
+
+    origin: Origin
+    catalog: Catalog
+    blocks: BlockCache
+    slots: Slots
+    clock: Clock
+    log: FlushLogger
+    counters: WritebackMetrics
+
+
+class Flushing:
+    """What takes the buffer's content to the origin; in one process of a gateway."""
+
+    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, services: FlushServices) -> None:
+        publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
+        requests = Requests(services.origin, buffer.staging, buffer.threads, services.clock)
+        self._slots = services.slots
+        self._orders = dict[str, SlotOrder]()
+        self._rules = dict[str, KeepRules]()
+        self._buffers = dict[str, int]()
+        self.follow_slots()
+        tools = FlushDependencies(buffer.journal, requests, publisher, services.log, services.clock, self._orders)
+        self.buffer = buffer
+        self._clock = services.clock
+        self.reconciler = Reconciler(tools)
+        self.admin = WritebackAdmin(
+            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, services.clock
+        )
+        cache = KeptCheckpoints(services.blocks)
+        self.retention = CheckpointRetention(
+            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, services.clock
+        )
+        self.admin.report.kept = lambda: self.retention.kept
+        self._log = services.log
+        self._monitor = PendingMonitor(queries, self._buffers, services.clock, services.counters)
+        self._counters = services.counters
+
+    def follow_slots(self) -> None:
+        """They were changed. What is pending in one that is gone goes to the origin as before."""
+        self._rules.clear()
+        for slot in self._slots:
+            self._orders[slot.name] = order_of(slot)
+            self._rules[slot.name] = keep_rules_of(slot)
+        self._buffers.clear()
+        self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.is_buffered})
+
+    async def run(self) -> None:
+        """For ever. What is under way when this is cancelled is found out by the next one."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.reconciler.run())
+            group.create_task(self._log.run())
+            group.create_task(self.buffer.bounds.tell_exposure(self._counters))
+            group.create_task(self._keep_reserve())
+            group.create_task(self.retention.run())
+            group.create_task(self._monitor.run())
+            group.create_task(self.admin.report.watch(self._buffers, self._counters))
+
+    async def _keep_reserve(self) -> None:
+        while True:
+            await self.buffer.keep_reserve()
+            await self._clock.sleep(RESERVE_SECONDS)
+
+
+@asynccontextmanager
+async def flushing(
+    settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
+) -> AsyncIterator[Flushing | None]:
+    """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
+    checkpoints."""
+    if buffer is None:
+        await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
+        yield None
+        return
+    queries = PendingQueries(buffer_directory(settings))
+    try:
+        made = Flushing(buffer, queries, services)
+        made.admin.report.reads = partial(reads_by_checkpoint, shared_directory)
+        yield made
+    finally:
+        await asyncio.to_thread(queries.close)

@@ -1,0 +1,1 @@
+"""What every layer shares: errors, the nouns, time."""

@@ -1,0 +1,133 @@
+"""Ends work that nobody waits for any more: at any point, or only where it waits for its turn.
+
+A read may end anywhere. A write may not: what the origin or the journal has begun to carry out must be recorded to its
+end. So a write ends only inside `turn`, the queues before it has begun. A fetch that many readers share, and that the
+origin has not been asked for yet, ends there too when its last reader leaves.
+
+Tasks that are not registered are never ended here. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from gateway.core.errors import ClientDisconnected
+
+Task = asyncio.Task[Any]
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class _Work:
+    is_abandoned: Callable[[], bool]
+    on_end: Callable[[], None]
+    anywhere: bool
+    turns: int = 0
+
+
+_works: WeakKeyDictionary[Task, _Work] = WeakKeyDictionary()
+_left: WeakSet[Task] = WeakSet()
+
+
+def register_request(*, anywhere: bool) -> None:
+    """Let `abandon` end the current task, from now on or at once: `anywhere`, or inside `turn` only."""
+    task = _current()
+    if task in _left:
+        raise _nobody_waits()
+    _works[task] = _Work(partial(_is_left, weakref.ref(task)), _nothing, anywhere)
+
+
+def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None], *, anywhere: bool = False) -> None:
+    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only. `on_end` is called first: nobody
+    may join it then."""
+    _works[_current()] = _Work(is_abandoned, on_end, anywhere)
+
+
+def abandon(task: Task) -> None:
+    """The one that the task works for, or the last of them, has left."""
+    _left.add(task)
+    work = _works.get(task)
+    if work is not None and not task.done() and work.is_abandoned() and (work.anywhere or work.turns):
+        work.on_end()
+        task.cancel()
+
+
+def is_current_left() -> bool:
+    return _current() in _left
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """What passes inside is a wait for one's turn; nothing has begun yet. ClientDisconnected when nobody waits."""
+    turn_now()
+    task = asyncio.current_task()
+    work = _works.get(task) if task is not None else None
+    if task is None or work is None or work.anywhere:
+        yield
+        return
+    work.turns += 1
+    try:
+        yield
+    except asyncio.CancelledError:
+        if task.cancelling() == 1 and work.is_abandoned():
+            task.uncancel()
+            raise _nobody_waits() from None
+        raise
+    finally:
+        work.turns -= 1
+
+
+def turn_now() -> None:
+    task = asyncio.current_task()
+    work = _works.get(task) if task is not None else None
+    if work is not None and not work.anywhere and work.is_abandoned():
+        work.on_end()
+        raise _nobody_waits()
+
+
+def _is_left(request: weakref.ref[Task]) -> bool:
+    task = request()
+    return task is not None and task in _left
+
+
+def _nothing() -> None:
+    """Nobody can join a request."""
+
+
+def _current() -> Task:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("only a task can be abandoned")
+    return task
+
+
+def _nobody_waits() -> ClientDisconnected:
+    return ClientDisconnected("nobody waits for this any more")
+
+
+async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
+    """The outcome of work on a thread. A cancelled caller learns of it only when no thread is at the work any more."""
+    outcome = asyncio.wrap_future(work)
+    try:
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        if outcome.done() or work.cancel():
+            raise
+        stop()
+        while not outcome.done():
+            try:
+                await asyncio.wait((outcome,))
+            except asyncio.CancelledError:  # once more: the answer is the same
+                continue
+        if not outcome.cancelled():
+            outcome.exception()  # looked at: nobody is left to be told
+        raise

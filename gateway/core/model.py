@@ -1,0 +1,233 @@
+"""The nouns that every layer shares: which object, which version of it, which bytes, where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from gateway.core.immutable import immutable
+
+LOCAL_EXPIRY_SECONDS = 7 * 86_400.0
+"""How long what is acknowledged and not to be sent to the origin is kept, where its slot does not say."""
+
+MARKERS = (
+    ".metadata",
+    ".metadata.tmp",  # PyTorch renames it: what is here still is copied here, and waits for other nodes' files here
+    "*.index.json",
+    "latest*",
+    "_SUCCESS",
+    "checkpoint",
+    "manifest*",
+    "*.manifest",
+    "*manifest.json",
+    "index.json",
+    "_metadata",
+    "_common_metadata",
+    "dataset_info.json",
+    "state.json",
+    "zarr.json",
+    ".zmetadata",
+    "_delta_log/*",
+    ".hoodie/*",
+    ".hoodie/timeline/*",
+    "metadata/*.metadata.json",
+    "metadata/*.metadata.json.gz",
+    "version-hint.text",
+    "snapshot/snapshot-*",
+    "snapshot/LATEST",
+    "refs/*/ref.json",
+)
+"""The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow, Streaming, LitData, Parquet,
+Hugging Face datasets, Zarr and table formats tell readers that other objects are complete."""
+
+
+MissReason: TypeAlias = Literal["first-read", "evicted", "changed", "not-kept", "expired"]
+"""Why what was asked for was not here, or not all of it, as far as this node remembers:
+
+    first-read   nothing of it was here before
+    evicted      it was here, and made room for something else, or was found damaged
+    changed      what was here is of another version
+    not-kept     it is not kept here: by its slot, or for want of room or of a disk
+    expired      what was here is older than its slot allows
+"""
+
+
+class ObjectKey(NamedTuple):
+    """An object's name. `key` is the decoded S3 key; it is opaque and never becomes a path."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Where each bucket is: its own endpoint URL, else that of the origin, `main`.
+
+    The names of buckets stand for other buckets at another home: what is known of them at one is not true at the other.
+    """
+
+    main: str
+    by_bucket: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, bucket: str) -> str:
+        """The endpoint URL of a bucket's home."""
+        return self.by_bucket.get(bucket, self.main)
+
+    def are_one(self, bucket: str, other: str) -> bool:
+        return self.of(bucket) == self.of(other)
+
+    def to_text(self) -> str:
+        """The main home, then a line `bucket endpoint` for each bucket that has another."""
+        return "\n".join([self.main, *(f"{bucket} {home}" for bucket, home in sorted(self.by_bucket.items()))])
+
+    @classmethod
+    def from_text(cls, text: str) -> Homes:
+        """The inverse of `to_text`."""
+        main, *lines = text.split("\n")
+        pairs = (line.partition(" ") for line in lines)
+        return cls(main, {bucket: home for bucket, _, home in pairs})
+
+
+@immutable
+class ObjectVersion:
+    """One immutable state of an object: the pair (key, ETag) never changes its bytes.
+
+    `etag` is kept as the origin sent it, quotes included; `size_bytes` is the length of the whole object.
+    """
+
+    key: ObjectKey
+    etag: str
+    size_bytes: int
+
+
+@immutable
+class ByteRange:
+    """Bytes `first` to `last`, both included, as in `Content-Range` (RFC 9110, 14.4). Never empty."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise ValueError(f"not a byte range: {self.first}-{self.last}")
+
+    @property
+    def length(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def stop(self) -> int:
+        """The first byte behind the range."""
+        return self.last + 1
+
+
+class SpanFile(Protocol):
+    """What is known of the bytes of a file that are to be sent as they lie in it."""
+
+    def intact(self, offset: int, count: int) -> bool:
+        """Whether bytes of the file are still those that were checked. Never blocks."""
+
+    def stayed(self, offset: int, count: int) -> bool:
+        """`intact`, for who has just taken hold of the file's pages and was told before that they are.
+
+        Pages that have been exchanged in between are found, writing into the file is not.
+        """
+
+    async def restore(self, offset: int, count: int) -> memoryview | None:
+        """Check bytes again that are not intact any more: None, they are intact again; else the first of them, in
+        memory.
+
+        BlockDamaged when they are not what was written, StoreUnavailable when they cannot be read.
+        """
+
+
+READ_SIZE_BYTES = 1024**2
+"""How much of a file is read into memory at once."""
+
+READS_MAX = 3
+"""Each is lost to a file whose bytes leave memory while they are read."""
+
+
+@dataclass(slots=True)
+class FileSpan:
+    """`count` bytes at `offset` of an open, immutable file, which need not pass through memory.
+
+    Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
+    The bytes are intact when it is given. Who has waited since asks `file` again before it sends more: what has left
+    memory meanwhile comes back unchecked. Without `file` there is nothing to ask.
+    """
+
+    descriptor: int
+    offset: int
+    count: int
+    file: SpanFile | None = None
+
+    async def read(self) -> AsyncGenerator[bytes | memoryview, None]:
+        """Its bytes in memory, in order, as they were checked. OSError when they cannot be read, and as `restore`."""
+        offset, stop = self.offset, self.offset + self.count
+        while offset < stop:
+            data = await self._read_at(offset, min(READ_SIZE_BYTES, stop - offset))
+            offset += len(data)
+            yield data
+
+    async def _read_at(self, offset: int, count: int) -> bytes | memoryview:
+        for _ in range(READS_MAX):
+            if self.file is None or self.file.intact(offset, count):
+                data = os.pread(self.descriptor, count, offset)
+                if len(data) == count and (self.file is None or self.file.intact(offset, count)):
+                    return data
+            restored = await self.file.restore(offset, count) if self.file is not None else None
+            if restored is not None:
+                return restored
+        raise OSError(f"{count} bytes at {offset} of a block file cannot be read")
+
+
+class PinnedFileSpan:
+    """A whole response body as it lies in one file, which stays open until `close`. No ABC: `isinstance` costs more."""
+
+    __slots__ = ("span",)
+
+    span: FileSpan
+
+    def failed(self, error: Exception) -> None:
+        """The span could not be sent to its end, and not because the client left."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the file, sent or not. Idempotent."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class BorrowedBuffer:
+    """Bytes in memory that are lent to whoever sends them, until the next piece is asked for.
+
+    Who cannot send them all at once says in `taken` how many he has sent, all if he says nothing, and lets go of them:
+    the rest comes again with the next piece, from wherever it lies by then.
+    """
+
+    content: memoryview
+    taken: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = len(self.content)
+
+
+BodyPiece = bytes | memoryview | FileSpan | BorrowedBuffer
+"""A piece of a response body: bytes in memory, or bytes of a file that need not pass through memory."""
+
+
+def size_of(piece: BodyPiece) -> int:
+    """How many bytes it has, or, of a buffer, its reader has taken."""
+    if isinstance(piece, FileSpan):
+        return piece.count
+    return piece.taken if isinstance(piece, BorrowedBuffer) else len(piece)
+
+
+BodyStream = AsyncGenerator[BodyPiece, None]
+"""A response body in order. Closing the generator (`aclose`) gives back everything it holds."""

@@ -1,0 +1,1 @@
+"""Files that stay whole, locks on them, and how threads use them."""

@@ -1,0 +1,1 @@
+"""Memory that all processes of a gateway share."""

@@ -1,0 +1,76 @@
+"""The audit log: who has written and deleted what, and what operators did, a JSON line each, in a file.
+
+No line holds a secret, a body or a query string.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from gateway.telemetry import metrics
+from gateway.telemetry.log_file import LogFile
+
+KEYS_MAX = 1000
+"""Of one request: as many as DeleteObjects has."""
+
+_PROBLEM_CHARACTERS_MAX = 1000
+
+_LINE_BYTES = 512
+"""What a line takes until then, beside its key."""
+
+
+class AuditLog:
+    """Of one process. Any thread; never waits, never fails."""
+
+    def __init__(
+        self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """OSError where the file cannot be opened."""
+        self._file = LogFile(path, process, metrics.AUDIT_LOST.add, wall, clock)
+
+    def request(
+        self,
+        *,
+        caller: str,
+        remote: str | None,
+        operation: str,
+        bucket: str | None,
+        keys: Sequence[str | None],
+        status: str,
+        request_id: str,
+        received_bytes: int,
+        answer: Mapping[str, str],
+    ) -> None:
+        """A request to change something was answered: a line for each key that it names. `answer` has what the answer's
+        head says of the object: its ETag, its version."""
+        named = tuple(keys[:KEYS_MAX])
+        at = self._file.now()
+        before = {"caller": caller, "remote": remote, "operation": operation, "bucket": bucket}
+        after = {"status": status, "request_id": request_id, "received_bytes": received_bytes, **answer}
+        lines = (self._file.line({"event": "request", **before, "key": key, **after}, at) for key in named)
+        self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
+
+    def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
+        """Something was done over the admin port."""
+        fields = {"remote": remote, "operation": f"{method} {path}", "status": str(status)}
+        self._write({"event": "admin", "caller": "admin", **fields})
+
+    def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
+        """The gateway's settings were changed, or, with why, were not. `generation` is that of the ones in force."""
+        fields: dict[str, Any] = {"caller": caller, "remote": remote, "operation": operation}
+        if problem is not None:
+            fields["problem"] = problem[:_PROBLEM_CHARACTERS_MAX]
+        status = "applied" if problem is None else "refused"
+        self._write({"event": "change", **fields, "status": status, "generation": generation})
+
+    def close(self) -> None:
+        """Write what is left, as far as that is taken within a second."""
+        self._file.close()
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self._file.write(self._file.line(fields, self._file.now()))

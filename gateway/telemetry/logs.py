@@ -1,0 +1,128 @@
+"""Structured logs on standard error: JSON lines, or colours on a terminal; secrets never."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TextIO, cast
+
+import orjson
+import structlog
+from pydantic import SecretBytes, SecretStr
+
+from gateway.telemetry.log_sink import LogSink
+
+HIDDEN = "(hidden)"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_SECRET_NAME = re.compile(r"secret|password|token|authorization|signature|cookie|customer.key", re.IGNORECASE)
+_SECRET_TEXT = re.compile(
+    r"(?i)((?:x-amz-)?(?:signature|security-token|credential)=|AWSAccessKeyId=|authorization:?\s+)[^&\s\"'@,]+"
+)
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
+_PLAIN = (bool, int, float, type(None))
+
+
+def configure_logs(level: str, format: str, process: str, stream: TextIO | None = None) -> None:
+    """Send structlog's and the standard library's events to `stream`, from `level` up.
+
+    None: to standard error, for which nobody waits (log_sink.py). `format` is auto, json or console. `process`
+    (`supervisor`, `worker0`, …) goes into every event.
+    """
+    shown = stream or sys.stderr
+    console = is_console(format, shown)
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _adder(process),
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.dev.ConsoleRenderer(colors=shown.isatty()) if console else _render_json,
+    ]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(_stream(stream, processors)),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_standard_logging(level)
+
+
+def _stream(stream: TextIO | None, processors: list[structlog.typing.Processor]) -> TextIO:
+    if stream is not None or sys.stderr is not sys.__stderr__:  # whoever has put another there reads it
+        return stream or sys.stderr
+    sink = LogSink(2, _teller(processors))
+    atexit.register(sink.close)
+    return cast(TextIO, sink)
+
+
+def _teller(processors: list[structlog.typing.Processor]) -> Callable[[int], str]:
+    def told_lost(count: int) -> str:
+        event: Any = {"event": "log lines were lost: standard error has taken nothing for a while", "lines": count}
+        for one in processors:
+            event = one(None, "warning", event)
+        return f"{event}\n"
+
+    return told_lost
+
+
+def is_console(format: str, stream: TextIO) -> bool:
+    return format == "console" or (format == "auto" and stream.isatty())
+
+
+def _adder(process: str) -> structlog.typing.Processor:
+    def add_process(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.setdefault("process", process)
+        return event
+
+    return add_process
+
+
+def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    return orjson.dumps(dict(event), default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Hide values whose name says that they are secret, and secrets within text (URLs, headers, tracebacks)."""
+    for name, value in event.items():
+        event[name] = HIDDEN if _SECRET_NAME.search(name) and value is not None else _harmless(value)
+    return event
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, str):
+        return _URL_PASSWORD.sub(rf"\1{HIDDEN}", _SECRET_TEXT.sub(rf"\1{HIDDEN}", value))
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, SecretStr | SecretBytes):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return redact(None, "", {str(name): inner for name, inner in value.items()})
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_harmless(inner) for inner in value]
+    return _harmless(str(value))
+
+
+class _StructlogHandler(logging.Handler):
+    """Events of libraries that use the standard library's logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            structlog.get_logger(record.name).log(
+                record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+            )
+        except Exception:  # noqa: BLE001  the standard library's own way to tell of a handler that fails
+            self.handleError(record)
+
+
+def _adopt_standard_logging(level: str) -> None:
+    """Libraries speak from `warning` up: at `debug` some of them tell what they sign with."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    root.addHandler(_StructlogHandler())
+    root.setLevel(max(_LEVELS[level], logging.WARNING))
+    logging.captureWarnings(True)

@@ -1,0 +1,381 @@
+"""What all processes of the gateway have counted, read from the files that they count in (metric_values.py).
+
+Files grow and are seldom replaced. So what stands where in them is read once, and later readings take numbers only: of
+1,000 slots there may be some 100,000 in each process's files. Everything here reads files: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from struct import Struct
+from sys import intern
+from threading import Lock
+from typing import NamedTuple
+
+import orjson
+from prometheus_client.utils import floatToGoString
+
+from gateway.telemetry.metric_kinds import DECLARED, Histogram, Known, Metric
+
+_DIRECTORIES_MAX = 4
+_HEADER = Struct("ii")
+_LENGTH_BYTES = 4
+_LATEST = "gauge_mostrecent"
+_ANY_SLOT = "\0"
+"""In lines that are made once for all slots, in place of one's name."""
+
+_Values = tuple[str, ...]
+"""Of labels, in the order of their names, without `le`."""
+
+
+class _Buckets:
+    """Where a histogram's numbers are: by the upper bound, as it is written, and of the sum."""
+
+    __slots__ = ("bounds", "total")
+
+    def __init__(self) -> None:
+        self.bounds: dict[str, int] = {}
+        self.total: int | None = None
+
+
+class _Line(NamedTuple):
+    """Where the number of a counter or gauge is, and what stands before it."""
+
+    text: str
+    number: int
+
+
+class _Family:
+    """A metric's numbers. `labels` are names, sorted."""
+
+    def __init__(self, kind: str, labels: Sequence[str]) -> None:
+        self.kind = kind
+        self.labels = tuple(labels)
+        self.lines: dict[_Values, _Line] = {}
+        self.buckets: dict[_Values, _Buckets] = {}
+
+
+class _File:
+    """One that was read up to `used`: which of all numbers (`numbers`) stands in which cell of 8 bytes (`cells`)."""
+
+    __slots__ = ("cells", "identity", "numbers", "used")
+
+    def __init__(self, identity: tuple[int, int]) -> None:
+        self.identity = identity
+        self.used = 8
+        self.numbers, self.cells = array("I"), array("I")
+
+
+class _Kind:
+    """The files of one kind, of all processes, which have the kind's metrics."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.forget()
+
+    def forget(self) -> None:
+        """Read everything anew."""
+        self.families: dict[str, _Family] = {}
+        self._files: dict[Path, _File] = {}
+        self._count = 0
+
+    def read(self, paths: Sequence[Path]) -> list[float | None]:
+        """All numbers; None where nothing was set yet."""
+        if not self._files.keys() <= set(paths):
+            self.forget()
+        try:
+            return self._numbers(paths)
+        except _Replaced:
+            self.forget()
+            return self._numbers(paths)
+
+    def _numbers(self, paths: Sequence[Path]) -> list[float | None]:
+        sums = list[float]()
+        times = list[float]()
+        learnt = dict[bytes, int]()
+        for path in paths:
+            read = _content(path)
+            if read is None:
+                continue
+            identity, content = read
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = _File(identity)
+            elif not identity[1] or file.identity != identity or file.used > len(content):
+                raise _Replaced
+            self._learn(file, content, learnt)
+            cells = memoryview(content)[: len(content) & ~7].cast("d")
+            sums.extend([0.0] * (self._count - len(sums)))
+            if self._name != _LATEST:
+                for number, cell in zip(file.numbers, file.cells, strict=True):
+                    sums[number] += cells[cell]
+                continue
+            times.extend([0.0] * (self._count - len(times)))
+            for number, cell in zip(file.numbers, file.cells, strict=True):
+                if cells[cell + 1] > times[number]:
+                    sums[number], times[number] = cells[cell], cells[cell + 1]
+        return [value if at else None for value, at in zip(sums, times, strict=True)] if times else [*sums]
+
+    def _learn(self, file: _File, content: bytes, learnt: dict[bytes, int]) -> None:
+        """What has come to the file: length, key, padding, number and time, again and again. `learnt`: which numbers
+        have come to others."""
+        lengths, position = memoryview(content)[: len(content) & ~3].cast("i"), file.used
+        end = len(content)
+        while position + _LENGTH_BYTES < end:
+            start, length = position + _LENGTH_BYTES, lengths[position // _LENGTH_BYTES]
+            value = start + length + 8 - (length + _LENGTH_BYTES) % 8
+            if length <= 0 or value + 16 > end:
+                break
+            key = content[start : start + length]
+            number = learnt.get(key)
+            if number is None:
+                number = learnt[key] = self._number(*orjson.loads(key)[:3])
+            file.numbers.append(number)
+            file.cells.append(value // 8)
+            position = value + 16
+        file.used = position
+
+    def _number(self, metric: str, name: str, labels: dict[str, str]) -> int:
+        """Which one this is: one that is known, or the next."""
+        bound = labels.pop("le", None)
+        family = self.families.get(metric)
+        if family is None:
+            family = self.families[metric] = _Family(self._name.partition("_")[0], sorted(labels))
+        values = tuple([intern(labels[label]) for label in family.labels])
+        if family.kind != "histogram":
+            line = family.lines.get(values)
+            if line is None:
+                line = family.lines[values] = _Line(f"{name}{_braces(family.labels, values)} ", self._next())
+            return line.number
+        buckets = family.buckets.get(values)
+        if buckets is None:
+            buckets = family.buckets[values] = _Buckets()
+        if bound is not None:
+            if bound not in buckets.bounds:
+                buckets.bounds[bound] = self._next()
+            return buckets.bounds[bound]
+        if buckets.total is None:
+            buckets.total = self._next()
+        return buckets.total
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+
+class _Replaced(Exception):
+    """A file is another one than it was."""
+
+
+def _content(path: Path) -> tuple[tuple[int, int], bytes] | None:
+    """What tells a file from another one in its place, and what is used of it; None: it is gone, or just being made."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(65536)
+            if len(content) < _HEADER.size:
+                return None
+            used, stamp = _HEADER.unpack_from(content)
+            content = content[:used] if used <= len(content) else content + file.read(used - len(content))
+            return (path.stat().st_ino, stamp), content
+    except FileNotFoundError:
+        return None
+
+
+class _Files:
+    """Those of one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kinds: dict[str, _Kind] = {}
+        self.lock = Lock()
+
+    def read(self) -> Iterator[tuple[str, _Family, list[float | None]]]:
+        """Every metric by its name, and all numbers of its kind. Whoever goes through families holds the lock."""
+        paths: dict[str, list[Path]] = {kind: [] for kind in self._kinds}
+        for path in sorted(self._directory.glob("*.db")):
+            paths.setdefault(path.stem.rpartition("_")[0], []).append(path)
+        for name, of_kind in paths.items():
+            kind = self._kinds.setdefault(name, _Kind(name))
+            numbers = kind.read(of_kind)
+            for metric, family in kind.families.items():
+                yield metric, family, numbers
+
+
+@lru_cache(_DIRECTORIES_MAX)
+def _files(directory: Path) -> _Files:
+    return _Files(directory)
+
+
+class Reading:
+    """What all processes' numbers stand at, read once."""
+
+    def __init__(self, directory: Path) -> None:
+        files = _files(directory)
+        self._sums: dict[str, tuple[tuple[str, ...], dict[_Values, float]]] = {}
+        self._buckets: dict[str, tuple[tuple[str, ...], dict[_Values, dict[float, float]]]] = {}
+        with files.lock:
+            for metric, family, numbers in files.read():
+                if family.kind == "histogram":
+                    self._buckets[metric] = family.labels, _bucket_counts(family, numbers)
+                else:
+                    found = ((values, numbers[line.number]) for values, line in family.lines.items())
+                    self._sums[metric] = family.labels, {key: one for key, one in found if one is not None}
+
+    def by_labels(self, labels: Sequence[str], metric: Metric) -> dict[tuple[str, ...], float]:
+        """What a counter or a gauge stands at per values of labels, which it has."""
+        names, counted = self._sums.get(metric.name.removesuffix("_total"), ((), {}))
+        sums: dict[tuple[str, ...], float] = {}
+        if not counted or any(label not in names for label in labels):
+            return sums
+        places = [names.index(label) for label in labels]
+        for values, number in counted.items():
+            key = tuple([values[place] for place in places])
+            sums[key] = sums.get(key, 0.0) + number
+        return sums
+
+    def total(self, metric: Metric, **labels: str) -> float:
+        """The sum of the numbers that have these values of labels."""
+        names = tuple(labels)
+        wanted = tuple(labels.values())
+        return self.by_labels(names, metric).get(wanted, 0.0)
+
+    def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
+        """How many events there were of each of its buckets, and behind them all, with such a label."""
+        names, counted = self._buckets.get(histogram.name, ((), {}))
+        found = dict.fromkeys((*histogram.buckets_seconds, float("inf")), 0.0)
+        for values, buckets in counted.items():
+            if counts(values[names.index(label)]):
+                for bound, count in buckets.items():
+                    found[bound] = found.get(bound, 0.0) + count
+        return [int(count) for count in found.values()]
+
+
+def _bucket_counts(family: _Family, numbers: Sequence[float | None]) -> dict[_Values, dict[float, float]]:
+    return {
+        values: {float(bound): numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
+        for values, buckets in family.buckets.items()
+    }
+
+
+def by_label(read: Path | Reading, label: str, *metrics: Metric) -> list[dict[str, float]]:
+    """For each metric, what it stands at per value of one label."""
+    return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
+
+
+def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
+    """The same per values of several labels, which all of the metrics have."""
+    reading = read if isinstance(read, Reading) else Reading(read)
+    return [reading.by_labels(labels, metric) for metric in metrics]
+
+
+def exposition(directory: Path, known: Known | None = None) -> bytes:
+    """As `exposition_parts`, in one."""
+    return b"".join(exposition_parts(directory, known))
+
+
+def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
+    """All numbers in Prometheus' text format, a part for each metric. What may be counted of what is `known` stands at
+    0 before it was: `increase()` and `rate()` of a counter do not see the event by which it appears."""
+    files = _files(directory)
+    texts: dict[str, bytes] = {}
+    declared = {metric.name.removesuffix("_total"): metric for metric in DECLARED}
+    with files.lock:
+        for name, family, numbers in files.read():
+            lines = [*_lines(name, family, numbers)]
+            if known is not None and name in declared:
+                lines += _zeros(declared[name], family, known)
+            texts[name] = _family_text(name, family.kind, declared.get(name), lines)
+    for name, metric in declared.items():
+        if known is not None and name not in texts:
+            lines = [*_zeros(metric, _Family(metric.kind, ()), known)]
+            if lines:
+                texts[name] = _family_text(name, metric.kind, metric, lines)
+    in_order = [texts.pop(name) for name in declared if name in texts]
+    return [*in_order, *texts.values()]
+
+
+def _family_text(name: str, kind: str, metric: Metric | None, lines: Iterable[str]) -> bytes:
+    told = f"{name}_total" if kind == "counter" else name
+    explained = metric.help.replace("\\", r"\\").replace("\n", r"\n") if metric is not None else ""
+    return f"# HELP {told} {explained}\n# TYPE {told} {kind}\n{''.join(lines)}".encode()
+
+
+def _lines(name: str, family: _Family, numbers: Sequence[float | None]) -> Iterator[str]:
+    for text, number in family.lines.values():
+        value = numbers[number]
+        if value is not None:
+            yield f"{text}{_number_text(value)}\n"
+    for values, buckets in family.buckets.items():
+        counted = {bound: numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
+        total = 0.0 if buckets.total is None else numbers[buckets.total] or 0.0
+        yield _histogram_text(name, family.labels, values, counted, total)
+
+
+def _zeros(metric: Metric, family: _Family, known: Known) -> Iterator[str]:
+    """Lines of what was not counted yet."""
+    labels = tuple(sorted(metric.labels))
+    order = [metric.labels.index(label) for label in labels]
+    counted = family.buckets or family.lines
+    place = labels.index("slot") if "slot" in labels else None
+    of_any_slot = list[_Values]()
+    for one in metric.zeros(known if place is None else known.with_slots([_ANY_SLOT])):
+        values = tuple([one[index] for index in order])
+        if place is not None and values[place] == _ANY_SLOT:
+            of_any_slot.append(values)
+        elif values not in counted:
+            yield _zero_text(metric, labels, values)
+    if place is None:
+        return
+    counted_slots = {values[place] for values in counted}
+    alike = "".join([_zero_text(metric, labels, values) for values in of_any_slot])
+    around = [(values[:place], values[place + 1 :]) for values in of_any_slot]
+    for slot in known.values.get("slot", ()):
+        if slot not in counted_slots:
+            yield alike.replace(_ANY_SLOT, _escaped(slot))
+            continue
+        for before, behind in around:
+            values = (*before, slot, *behind)
+            if values not in counted:
+                yield _zero_text(metric, labels, values)
+
+
+def _zero_text(metric: Metric, labels: Sequence[str], values: _Values) -> str:
+    if not isinstance(metric, Histogram):
+        return f"{metric.name}{_braces(labels, values)} 0.0\n"
+    bounds = [floatToGoString(bound) for bound in (*metric.buckets_seconds, float("inf"))]  # type: ignore[no-untyped-call]
+    return _histogram_text(metric.name, labels, values, dict.fromkeys(bounds, 0.0), 0.0)
+
+
+def _histogram_text(
+    name: str, labels: Sequence[str], values: _Values, counted: Mapping[str, float], total_seconds: float
+) -> str:
+    """`counted`: of each bucket by its upper bound, which is not in the others."""
+    with_bound = sorted((*labels, "le"))
+    place = with_bound.index("le")
+    texts, up_to = list[str](), 0.0
+    for bound in sorted(counted, key=float):
+        up_to += counted[bound]
+        braces = _braces(with_bound, (*values[:place], bound, *values[place:]))
+        texts.append(f"{name}_bucket{braces} {_number_text(up_to)}\n")
+    braces = _braces(labels, values)
+    texts.append(f"{name}_count{braces} {_number_text(up_to)}\n{name}_sum{braces} {_number_text(total_seconds)}\n")
+    return "".join(texts)
+
+
+def _number_text(value: float) -> str:
+    if 0 <= value < 1e6:
+        return repr(value)
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+def _braces(labels: Iterable[str], values: Iterable[str]) -> str:
+    pairs = ",".join([f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True)])
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

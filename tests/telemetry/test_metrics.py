@@ -1,0 +1,302 @@
+"""Metrics: declared once, summed over processes, kept over restarts."""
+
+from __future__ import annotations
+
+import errno
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.blocks.index.eviction import SlotUsage
+from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
+from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry.metrics import DECLARED
+
+
+@pytest.fixture(autouse=True)
+def _counting_in_memory() -> Iterator[None]:
+    metric_kinds.unshare()
+    yield
+    metric_kinds.unshare()
+
+
+def samples(directory: Path) -> dict[str, float]:
+    """`name{label="value"}` -> value of everything exposed."""
+    found = {}
+    for family in text_string_to_metric_families(metric_reading.exposition(directory).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@dataclass(frozen=True)
+class Attempt:
+    slot: str
+    purpose: str
+    method: str
+    status: int | None
+    seconds: float
+    origin: str = "s3.example"
+    bucket: str | None = "bucket"
+    key: str | None = "key"
+
+
+def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
+    """Prefix, unit and `_total` where they belong (prometheus.io/docs/practices/naming)."""
+    names = [one.name for one in DECLARED]
+    assert len(set(names)) == len(names)
+    for one in DECLARED:
+        assert re.fullmatch(r"forebay_[a-z_]+", one.name)
+        assert (one.kind == "counter") == one.name.endswith("_total"), one.name
+        assert one.unit != "bytes" or "_bytes" in one.name, one.name
+        assert one.kind != "histogram" or one.name.endswith("_seconds"), one.name
+        assert one.help.endswith("."), one.name
+
+
+def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
+    """By operation, status and cache outcome; its bytes; and no longer as in flight."""
+    requests = WorkerMetrics(1000).requests
+    requests.in_flight(1)
+    assert metrics.REQUESTS_IN_FLIGHT.value() == 1
+    requests.ended("GetObject", "imagenet", "200", "hit", 0.01, 300, 0)
+    requests.ended("PutObject", "default", "200", None, 0.01, 0, 500)
+    assert metrics.REQUESTS.value("GetObject", "imagenet", "200", "hit") == 1
+    assert metrics.REQUESTS.value("PutObject", "default", "200", "none") == 1
+    assert metrics.SENT_BYTES.value("GetObject", "imagenet") == 300
+    assert metrics.RECEIVED_BYTES.value("PutObject", "default") == 500
+    requests.in_flight(-1)
+    assert metrics.REQUESTS_IN_FLIGHT.value() == 0
+
+
+def test_the_cache_counts_each_of_its_events() -> None:
+    """Every event has a metric that it moves."""
+    cache = WorkerMetrics(1000).cache
+    cache.hit_bytes("a", 10)
+    cache.miss_bytes("a", 20)
+    cache.coalesced("a")
+    cache.evicted("a", 2, 30)
+    cache.damaged("a")
+    cache.fill_finished("a", 0.5, 40)
+    cache.fill_failed("a")
+    cache.not_kept("a", "size", 3)
+    cache.store_unavailable()
+    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
+    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
+    counted = [
+        (metrics.CACHE_HIT_BYTES.value("a"), 10),
+        (metrics.CACHE_MISS_BYTES.value("a"), 20),
+        (metrics.CACHE_COALESCED.value("a"), 1),
+        (metrics.CACHE_EVICTED_BLOCKS.value("a"), 2),
+        (metrics.CACHE_EVICTED_BYTES.value("a"), 30),
+        (metrics.CACHE_DAMAGED.value("a"), 1),
+        (metrics.CACHE_FILLS.value("a", "filled"), 1),
+        (metrics.CACHE_FILLED_BYTES.value("a"), 40),
+        (metrics.CACHE_FILLS.value("a", "failed"), 1),
+        (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
+        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
+        (metrics.CACHE_USAGE_BYTES.value("a"), 50),
+        (metrics.CACHE_RESERVED_BYTES.value("a"), 60),
+        (metrics.CACHE_UNSURVEYED_BYTES.value(), 70),
+        (metrics.CACHE_NOT_KEPT.value("a", "size"), 3),
+        (metrics.CACHE_PINNED_BYTES.value("a"), 40),
+        (metrics.CACHE_WRITTEN_TODAY_BYTES.value(), 80),
+    ]
+    assert [got for got, _ in counted] == [expected for _, expected in counted]
+
+
+def test_small_answers_are_counted_by_operation_and_trouble() -> None:
+    """What the memory of bucket answers is worth, and whether its file is well."""
+    answers = WorkerMetrics(1000).answers
+    answers.answered("HeadBucket", "hit")
+    answers.trouble("unavailable")
+    assert metrics.SMALL_ANSWERS.value("HeadBucket", "hit") == 1
+    assert metrics.SMALL_ANSWER_TROUBLES.value("unavailable") == 1
+
+
+def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
+    """It has no status, and must be seen all the same."""
+    worker = WorkerMetrics(1000)
+    worker.origin_attempt(Attempt("imagenet", "live", "GET", None, 1.0))
+    worker.origin_attempt(Attempt("imagenet", "live", "GET", 200, 1.0))
+    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live", "imagenet", "s3.example") == 1
+    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live", "imagenet", "s3.example") == 1
+
+
+COUNT = """
+import sys
+import threading
+from pathlib import Path
+from gateway.telemetry import metric_kinds
+from gateway.telemetry import metric_values
+from gateway.telemetry import metrics
+metric_kinds.share(Path(sys.argv[1]), sys.argv[2])
+metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]), "a")
+metrics.REQUESTS_IN_FLIGHT.add(1)
+metrics.REQUEST_SECONDS.observe(0.2, "GetObject")
+metrics.CACHE_USAGE_BYTES.set(int(sys.argv[3]), "a")
+"""
+
+
+def count_in_a_process(directory: Path, slot: str, amount: int) -> None:
+    subprocess.run([sys.executable, "-c", COUNT, str(directory), slot, str(amount)], check=True, timeout=60)
+
+
+def test_processes_are_summed_and_a_restarted_one_goes_on_counting(tmp_path: Path) -> None:
+    """Counters belong to the worker's place, not to its process; gauges to the living only."""
+    count_in_a_process(tmp_path, "worker0", 1)
+    count_in_a_process(tmp_path, "worker1", 10)
+    metric_kinds.forget_process(tmp_path, "worker0")
+    count_in_a_process(tmp_path, "worker0", 100)
+    found = samples(tmp_path)
+    assert found["forebay_cache_hit_bytes_total{slot=a}"] == 111
+    assert found["forebay_requests_in_flight"] == 2
+    assert found["forebay_request_duration_seconds_count{operation=GetObject}"] == 3
+    assert found["forebay_cache_usage_bytes{slot=a}"] == 100
+
+
+def test_requests_in_flight_in_a_dead_process_are_over(tmp_path: Path) -> None:
+    """Nobody is left to count them down."""
+    count_in_a_process(tmp_path, "worker0", 1)
+    assert samples(tmp_path)["forebay_requests_in_flight"] == 1
+    metric_kinds.forget_process(tmp_path, "worker0")
+    assert samples(tmp_path).get("forebay_requests_in_flight", 0) == 0
+    assert samples(tmp_path)["forebay_cache_hit_bytes_total{slot=a}"] == 1
+
+
+def test_the_room_of_shared_files_is_set_aside_when_they_are_made(tmp_path: Path) -> None:
+    """A page without a place on disk would kill the process at some later addition."""
+    metric_kinds.share(tmp_path, "worker0")
+    files = list(tmp_path.iterdir())
+    assert len(files) == 4
+    for file in files:
+        assert file.stat().st_blocks * 512 >= file.stat().st_size
+        assert file.stat().st_mode & 0o077 == 0
+
+
+def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: Path) -> None:
+    """Slots, credentials and classes: files, children and what the admin port tells are as large after 300 names as
+    after ten, and no sum over all names has fallen."""
+    metric_kinds.share(tmp_path, "worker0")
+    sizes = []
+    try:
+        for number in range(300):
+            name = f"job-{number}"
+            if number == 150:  # killed, and another one goes on in its place
+                metric_kinds.share(tmp_path, "worker0")
+            metric_kinds.keep_names({"default", name}, {"gateway", name}, {name}, {name})
+            metrics.REQUESTS.add(1, "GetObject", name, "200", "hit")
+            metrics.CACHE_USAGE_BYTES.set(7, name)
+            metrics.CALLER_REQUESTS.add(1, name)
+            metrics.CALLER_WAITS.add(1, "class", name, "rate")
+            metrics.CALLER_RUNNING.add(1, "credential", name)
+            metrics.ORIGIN_REQUEST_RATE.set(5, name, "read")
+            metrics.REQUESTS.add(1, "GetObject", "default", "200", "hit")
+            metric_kinds.keep_names({"default"}, {"gateway"}, ())
+            running = metric_reading.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] if number % 50 == 0 else {}
+            assert running.get(name, 1) == 1  # one that ends later
+            metrics.CALLER_RUNNING.add(-1, "credential", name)
+            metrics.CALLER_RUNNING.add(0, "credential", f"late-{name}")
+            metrics.CACHE_USAGE_BYTES.set(0, name)  # who counts late brings no name back
+            metrics.CACHE_FILLED_BYTES.add(1, name)
+            if number % 100 == 9:
+                children = sum(len(metric._kept()) for metric in DECLARED)
+                read = metric_reading.exposition(tmp_path)
+                sizes.append(
+                    (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
+                )
+        requests = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+        assert requests == {"default": 300, metric_kinds.GONE: 300}
+        assert metric_reading.by_label(tmp_path, "credential", metrics.CALLER_REQUESTS)[0] == {metric_kinds.GONE: 300}
+        assert metric_reading.by_label(tmp_path, "name", metrics.CALLER_WAITS)[0] == {metric_kinds.GONE: 300}
+        assert metric_reading.by_label(tmp_path, "slot", metrics.CACHE_USAGE_BYTES)[0] == {}
+        assert metric_reading.by_label(tmp_path, "bucket", metrics.ORIGIN_REQUEST_RATE)[0] == {}
+        metric_kinds.keep_names({"default"}, {"gateway"}, ())
+        assert metric_reading.by_label(tmp_path, "name", metrics.CALLER_RUNNING)[0] == {}
+        assert len(set(sizes[1:])) == 1, sizes
+    finally:
+        metric_kinds.unshare()
+
+
+def test_numbers_are_the_same_for_who_reads_while_names_go(tmp_path: Path) -> None:
+    """Another thread counts and reads on: it finds the sums of before or of after."""
+    metric_kinds.share(tmp_path, "worker0")
+    try:
+        metrics.REQUESTS.add(1, "GetObject", "kept", "200", "hit")
+        over = threading.Event()
+
+        def count() -> int:
+            done = 0
+            while not over.is_set():
+                metrics.REQUESTS.add(1, "GetObject", "kept", "200", "hit")
+                done += 1
+            return done
+
+        def read() -> bool:
+            last, rises = 0.0, True
+            while not over.is_set():
+                sums = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+                rises, last = rises and sum(sums.values()) >= last, sum(sums.values())
+            return rises
+
+        with ThreadPoolExecutor(2) as threads:
+            counted, rising = threads.submit(count), threads.submit(read)
+            for number in range(100):
+                metrics.REQUESTS.add(1, "GetObject", f"job-{number}", "200", "hit")
+                metric_kinds.keep_names({"kept"}, (), ())
+            over.set()
+            expected = {"kept": 1 + counted.result(), metric_kinds.GONE: 100}
+            sums = metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0]
+            assert rising.result()
+            assert sums == expected
+    finally:
+        metric_kinds.unshare()
+
+
+def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost, and they go the next time."""
+    metric_kinds.share(tmp_path, "worker0")
+    try:
+        metrics.REQUESTS.add(1, "GetObject", "job", "200", "hit")
+        with monkeypatch.context() as full:
+
+            def refuse(*_: object) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            full.setattr(metric_values, "set_aside", refuse)
+            metric_kinds.keep_names((), (), ())
+        assert metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {"job": 1}
+        metric_kinds.keep_names((), (), ())
+        assert metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {metric_kinds.GONE: 1}
+    finally:
+        metric_kinds.unshare()
+
+
+@pytest.mark.parametrize("metric", DECLARED, ids=lambda one: one.name)
+def test_what_stands_at_zero_is_of_the_metric_and_told_once(metric: metric_kinds.Metric) -> None:
+    """A label that it does not have, or a number told twice, would have Prometheus refuse all of them."""
+    known = {"slot": ["a", "b"], "origin": ["s3.example"], "process": ["worker0"], "credential": ["AK"]}
+    zeros = list(metric.zeros(metric_kinds.Known(known)))
+    assert len(set(zeros)) == len(zeros)
+    for together in metric.values:
+        assert set(together) <= set(metric.labels)
+        assert set(together) | set(known) >= set(metric.labels)
+
+
+def test_requests_stand_at_zero_before_the_first_of_them() -> None:
+    """Those that alerts and rates are about, for each slot and origin."""
+    known = metric_kinds.Known({"slot": ["a"], "origin": ["s3.example"]})
+    requests, origin = (set(metric.zeros(known)) for metric in (metrics.REQUESTS, metrics.ORIGIN_REQUESTS))
+    for operation in ("GetObject", "HeadObject", "ListObjectsV2", "PutObject", "CompleteMultipartUpload"):
+        assert (operation, "a", "503", "none") in requests
+    assert ("PutObject", "a", "200", "absorbed") in requests
+    assert ("GET", "unreachable", "live", "a", "s3.example") in origin
+    assert ("PUT", "unreachable", "flush", "a", "s3.example") in origin
