@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from gateway.telemetry import metric_kinds
 from gateway.telemetry.metric_kinds import DECLARED as DECLARED
 from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram
 
@@ -802,5 +801,3 @@ WORKER_RESTARTS = Counter(
 
 DISK_STATES = ("well", "full", "read-only", "failing", "closed")
 """From the best to the worst."""
-
-metric_kinds.reset()

@@ -208,7 +208,7 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             metrics.CACHE_USAGE_BYTES.set(0, name)  # who counts late brings no name back
             metrics.CACHE_FILLED_BYTES.add(1, name)
             if number % 100 == 9:
-                children = sum(len(metric._kept()) for metric in DECLARED)
+                children = sum(len(metric.kept()) for metric in DECLARED)
                 read = metric_reading.exposition(tmp_path)
                 sizes.append(
                     (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
