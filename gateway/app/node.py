@@ -21,7 +21,6 @@ from gateway.app.bandwidth import (
 )
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
-    Bounding,
     Flushing,
     FlushServices,
     flushing,
@@ -65,7 +64,6 @@ from gateway.telemetry.metric_observers import WorkerMetrics
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
-from gateway.writeback.flushing.flush_logger import FlushLogger
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -239,7 +237,7 @@ async def s3_application(
     ):
 
         async def buffer_if_needed() -> WritebackBuffer | None:
-            return await stack.enter_async_context(opened_buffer(live.now, worker, _bounding(node), blocks))
+            return await stack.enter_async_context(opened_buffer(live.now, worker, node.slots, node.clock, blocks))
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
@@ -338,7 +336,7 @@ async def upkeep(
     async with (
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
+        opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
@@ -367,9 +365,7 @@ async def upkeep(
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             service = SnapshotService(tools, jobs)
-            counters = node.metrics.writeback
-            log = FlushLogger(counters, node.clock)
-            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
@@ -444,10 +440,6 @@ def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentReq
         recent = RecentRequests(None, process)
     with closing(recent):
         yield recent
-
-
-def _bounding(node: _Node) -> Bounding:
-    return Bounding(node.slots, node.clock, node.metrics.writeback)
 
 
 def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:

@@ -40,7 +40,6 @@ from gateway.telemetry.metrics import (
     CALLER_WAITS,
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
-    CHECKPOINTS,
     DISK_STATES,
     INDEX_CHANGED_KEYS,
     INDEX_CRAWLED_KEYS,
@@ -75,32 +74,6 @@ from gateway.telemetry.metrics import (
     SNAPSHOT_REFUSALS,
     WARM_UP_OBJECTS,
     WARM_UP_WAITING,
-    WRITEBACK_BUFFER_BYTES,
-    WRITEBACK_CONFLICTS,
-    WRITEBACK_DAMAGED,
-    WRITEBACK_DISK_FULL,
-    WRITEBACK_EXPOSURE_BYTES,
-    WRITEBACK_FLUSH_FAILURES,
-    WRITEBACK_FLUSH_SECONDS,
-    WRITEBACK_FLUSHED_BYTES,
-    WRITEBACK_FLUSHED_OBJECTS,
-    WRITEBACK_JOURNAL_BYTES,
-    WRITEBACK_JOURNAL_STATE,
-    WRITEBACK_LOCAL_BYTES,
-    WRITEBACK_LOCAL_OBJECTS,
-    WRITEBACK_NOT_FLUSHED,
-    WRITEBACK_OLDEST_CONFLICT_SECONDS,
-    WRITEBACK_OLDEST_SECONDS,
-    WRITEBACK_OPEN_UPLOAD_BYTES,
-    WRITEBACK_OPEN_UPLOAD_IDLE,
-    WRITEBACK_OPEN_UPLOADS,
-    WRITEBACK_PACED_SECONDS,
-    WRITEBACK_PENDING_BYTES,
-    WRITEBACK_PENDING_OBJECTS,
-    WRITEBACK_REMEMBERED,
-    WRITEBACK_SLOWED_DOWN,
-    WRITEBACK_THROUGH,
-    WRITEBACK_USED_BYTES,
 )
 
 
@@ -249,101 +222,6 @@ class IndexMetrics:
         if keys is not None:
             INDEX_KEYS.set(keys, slot)
         INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
-
-
-class SlotExposure(Protocol):
-    """What only this node has of one slot (`writeback.exposure.SlotExposure`)."""
-
-    @property
-    def buffer_bytes(self) -> int: ...
-
-    @property
-    def exposure_bytes(self) -> int: ...
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def pending_bytes(self) -> int: ...
-
-    @property
-    def pending_objects(self) -> int: ...
-
-    @property
-    def oldest_seconds(self) -> float: ...
-
-    @property
-    def local_bytes(self) -> int: ...
-
-    @property
-    def local_objects(self) -> int: ...
-
-
-class WritebackMetrics:
-    """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,
-    `writeback.bounds.BoundsObserver`, `writeback.exposure.ExposureObserver`, `writeback.monitor.PendingObserver`)."""
-
-    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None:
-        WRITEBACK_FLUSHED_OBJECTS.add(1, slot)
-        WRITEBACK_FLUSHED_BYTES.add(size_bytes, slot)
-        WRITEBACK_FLUSH_SECONDS.observe(age_seconds, slot)
-
-    def flush_failed(self, slot: str, reason: str) -> None:
-        """`reason`: of `metrics.FLUSH_FAILURES`."""
-        WRITEBACK_FLUSH_FAILURES.add(1, slot, reason)
-
-    def flush_conflict(self, slot: str) -> None:
-        WRITEBACK_CONFLICTS.add(1, slot)
-
-    def flush_damaged(self, slot: str) -> None:
-        WRITEBACK_DAMAGED.add(1, slot)
-
-    def went_through(self, slot: str, reason: str) -> None:
-        WRITEBACK_THROUGH.add(1, slot, reason)
-
-    def slowed_down(self, slot: str) -> None:
-        WRITEBACK_SLOWED_DOWN.add(1, slot)
-
-    def paced(self, slot: str, seconds: float) -> None:
-        WRITEBACK_PACED_SECONDS.add(seconds, slot)
-
-    def exposed(self, slot: str, exposure: SlotExposure) -> None:
-        WRITEBACK_BUFFER_BYTES.set(exposure.buffer_bytes, slot)
-        WRITEBACK_EXPOSURE_BYTES.set(exposure.exposure_bytes, slot)
-        WRITEBACK_USED_BYTES.set(exposure.used_bytes, slot)
-        WRITEBACK_PENDING_BYTES.set(exposure.pending_bytes, slot)
-        WRITEBACK_PENDING_OBJECTS.set(exposure.pending_objects, slot)
-        WRITEBACK_LOCAL_BYTES.set(exposure.local_bytes, slot)
-        WRITEBACK_LOCAL_OBJECTS.set(exposure.local_objects, slot)
-        WRITEBACK_OLDEST_SECONDS.set(exposure.oldest_seconds, slot)
-
-    def disk_full(self, is_full: bool) -> None:
-        """Whether the disk has no room for another write that is to be acknowledged here."""
-        WRITEBACK_DISK_FULL.set(int(is_full))
-
-    def not_flushed(self, slot: str, state: str, objects: int) -> None:
-        WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
-
-    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
-        """Since it was acknowledged; 0: there is none."""
-        WRITEBACK_OLDEST_CONFLICT_SECONDS.set(age_seconds, slot)
-
-    def checkpoints(self, slot: str, state: str, count: int) -> None:
-        CHECKPOINTS.set(count, slot, state)
-
-    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
-        WRITEBACK_OPEN_UPLOADS.set(uploads, slot)
-        WRITEBACK_OPEN_UPLOAD_BYTES.set(size_bytes, slot)
-        WRITEBACK_OPEN_UPLOAD_IDLE.set(idle_seconds, slot)
-
-    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
-        WRITEBACK_REMEMBERED.set(ended_uploads, "ended-upload")
-        WRITEBACK_REMEMBERED.set(own_writes, "own-write")
-        WRITEBACK_JOURNAL_BYTES.set(size_bytes)
-
-    def journal_failing(self, is_failing: bool) -> None:
-        WRITEBACK_JOURNAL_STATE.set(int(is_failing), "failing")
-        WRITEBACK_JOURNAL_STATE.set(int(not is_failing), "well")
 
 
 class AuthorizationMetrics:
@@ -539,7 +417,6 @@ class WorkerMetrics:
         self.answers = SmallAnswerMetrics()
         self.snapshots = SnapshotMetrics()
         self.indexes = IndexMetrics()
-        self.writeback = WritebackMetrics()
         self.callers = CallerMetrics()
 
     def cache_capacity(self, size_bytes: int) -> None:

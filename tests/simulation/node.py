@@ -26,11 +26,9 @@ from gateway.telemetry.metric_observers import (
     CatalogMetrics,
     RequestMetrics,
     SmallAnswerMetrics,
-    WritebackMetrics,
 )
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.records import State
 from gateway.writeback.journal.view import JournalView
 from gateway.writeback.opening import recover
@@ -174,8 +172,6 @@ class Node:
                 cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
                 self.slots,
                 self.clock,
-                FlushLogger(WritebackMetrics(), self.clock),
-                WritebackMetrics(),
             )
             flushing = Flushing(buffer, PendingQueries(self.directory), around)
             self._buffers[BACKGROUND] = buffer

@@ -29,7 +29,6 @@ from gateway.telemetry.metric_observers import (
     SmallAnswerMetrics,
     SnapshotMetrics,
 )
-from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tests.support.memory_origin import MemoryOrigin
@@ -69,7 +68,6 @@ async def gateway_app(
     small_answers_ttl_seconds: float = 60.0,
     writeback: bool = False,
     buffer_closed: bool = False,
-    bounds: BoundsObserver | None = None,
     capacity_bytes: int = 256 * 1024**2,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
@@ -105,8 +103,7 @@ async def gateway_app(
     registry = SnapshotRegistry(snapshots, slots, clock, SnapshotMetrics())
     buffer: WritebackBuffer | None = None
     if writeback:
-        bounds = bounds or SilentBoundsObserver()
-        buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock, observer=bounds)
+        buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock)
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         services = AppContext(

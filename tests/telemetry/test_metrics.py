@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,6 @@ from gateway.blocks.index.eviction import SlotUsage
 from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
 from gateway.telemetry.metric_observers import WorkerMetrics
 from gateway.telemetry.metrics import DECLARED
-
-
-@pytest.fixture(autouse=True)
-def _counting_in_memory() -> Iterator[None]:
-    metric_kinds.unshare()
-    yield
-    metric_kinds.unshare()
 
 
 def samples(directory: Path) -> dict[str, float]:

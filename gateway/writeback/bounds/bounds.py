@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import structlog
 
@@ -26,6 +25,7 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.telemetry import metrics
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
@@ -70,19 +70,6 @@ class Bound(StrEnum):
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
-class BoundsObserver(Protocol):
-    """What bounds do to writes, for metrics."""
-
-    def went_through(self, slot: str, reason: str) -> None:
-        """A write was not absorbed, and went to the origin."""
-
-    def slowed_down(self, slot: str) -> None:
-        """A write was answered SlowDown."""
-
-    def paced(self, slot: str, seconds: float) -> None:
-        """An acknowledgement was held back."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
     """What only this node has of one slot. `used_bytes` are the pending ones, room for bodies that are arriving, and
@@ -98,24 +85,16 @@ class SlotExposure:
     local_objects: int = 0
     exposure_bytes: int = 0
 
-
-class ExposureObserver(Protocol):
-    """For metrics, and for whoever is to be alarmed by them."""
-
-    def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
-
-    def disk_full(self, is_full: bool) -> None:
-        """Whether the disk has no room for any write, as it is now."""
-
-
-class SilentBoundsObserver:
-    """Nobody counts."""
-
-    def went_through(self, slot: str, reason: str) -> None: ...
-
-    def slowed_down(self, slot: str) -> None: ...
-
-    def paced(self, slot: str, seconds: float) -> None: ...
+    def tell(self, slot: str) -> None:
+        """Set the slot's metrics."""
+        metrics.WRITEBACK_BUFFER_BYTES.set(self.buffer_bytes, slot)
+        metrics.WRITEBACK_EXPOSURE_BYTES.set(self.exposure_bytes, slot)
+        metrics.WRITEBACK_USED_BYTES.set(self.used_bytes, slot)
+        metrics.WRITEBACK_PENDING_BYTES.set(self.pending_bytes, slot)
+        metrics.WRITEBACK_PENDING_OBJECTS.set(self.pending_objects, slot)
+        metrics.WRITEBACK_LOCAL_BYTES.set(self.local_bytes, slot)
+        metrics.WRITEBACK_LOCAL_OBJECTS.set(self.local_objects, slot)
+        metrics.WRITEBACK_OLDEST_SECONDS.set(self.oldest_seconds, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +362,7 @@ class SlotBounds:
 class Bounds:
     """Of one process: those of every slot that writes back."""
 
-    def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
-        self.observer = observer
+    def __init__(self, slots: Iterable[Slot], shared: Shared) -> None:
         self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
@@ -409,15 +387,15 @@ class Bounds:
         """One slot's; None for one that does not write back any more."""
         return self._of.get(slot)
 
-    async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too."""
+    async def tell_exposure(self) -> None:
+        """Set the metrics of all slots every second, and log when the disk fills up; in one process of a gateway."""
         was_full = False
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
                 for name, one in list(self._of.items()):
-                    observer.exposed(name, one.exposure())
+                    one.exposure().tell(name)
             is_full = bool(self._of) and self._is_disk_full()
-            observer.disk_full(is_full)
+            metrics.WRITEBACK_DISK_FULL.set(is_full)
             if is_full and not was_full:
                 _log.warning(
                     "the disk is full: writes are not acknowledged here, they go to the bucket",
