@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_observers import BROKEN_OFF
 from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.request_counts import BROKEN_OFF
 
 HISTORY_SECONDS = 900
 SAMPLE_SECONDS = 5

@@ -60,7 +60,14 @@ from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
-from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry import metrics
+from gateway.telemetry.metric_observers import (
+    CacheMetrics,
+    CatalogMetrics,
+    IndexMetrics,
+    SmallAnswerMetrics,
+    SnapshotMetrics,
+)
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
@@ -87,7 +94,6 @@ class _Node:
     process: int
 
     clock: Clock
-    metrics: WorkerMetrics
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
@@ -101,14 +107,14 @@ async def _node(
     settings, clock = live.now, SystemClock()
     async with AsyncExitStack() as stack:
         recent = stack.enter_context(_recent_requests(shared_directory, process))
-        metrics = WorkerMetrics(settings.cache.capacity_bytes, recent)
+        metrics.CACHE_CAPACITY_BYTES.set(settings.cache.capacity_bytes)
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
-        rates = _RatesInForce(live, metrics, clock, process)
+        rates = _RatesInForce(live, clock, process)
         stack.push_async_callback(rates.aclose)
         bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
-        meter = OriginMeter(metrics, bandwidth, rates.now)
+        meter = OriginMeter(bandwidth, rates.now, recent)
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
@@ -121,7 +127,7 @@ async def _node(
                 instance_id=instance_id,
                 credentials_of=keys.of,
                 on_attempt=meter.attempt,
-                on_hedge=metrics.origin_hedge,
+                on_hedge=lambda outcome: metrics.ORIGIN_HEDGES.add(1, outcome),
                 silence=silence,
                 rates=meter,
             )
@@ -130,13 +136,13 @@ async def _node(
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
-        finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
+        finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
         finder.follow(bandwidth)
-        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
+        node = _Node(process, clock, keys.own, origin, Slots(_slots(settings)), recent)
 
         async def follow() -> None:
-            metrics.cache_capacity(live.now.cache.capacity_bytes)
+            metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
             node.slots.follow(_slots(live.now))
             await keys.follow(live.now)
             if ceilings.differ(live):
@@ -189,7 +195,7 @@ async def _directory(
         node.origin,
         worker=worker,
         clock=node.clock,
-        observer=node.metrics.cache,
+        observer=CacheMetrics(),
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -198,7 +204,7 @@ async def _directory(
             node.origin,
             homes=settings.homes,
             clock=node.clock,
-            observer=node.metrics.catalog,
+            observer=CatalogMetrics(),
             slots=node.slots,
             process=worker,
         )
@@ -209,8 +215,8 @@ async def _directory(
 @asynccontextmanager
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     yield (
-        ClosedCache(node.origin, node.clock, node.metrics.cache),
-        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
+        ClosedCache(node.origin, node.clock, CacheMetrics()),
+        Catalog.switched_off(node.origin, node.clock, CatalogMetrics()),
     )
 
 
@@ -243,7 +249,7 @@ async def s3_application(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
-            observer=node.metrics.answers,
+            observer=SmallAnswerMetrics(),
         )
         authenticator = Authenticator(
             _keyring(settings, node.credentials),
@@ -265,7 +271,7 @@ async def s3_application(
         )
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(
-            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
+            None, node.slots, node.clock, SnapshotMetrics(), settings.homes
         )
         stack.push_async_callback(snapshots.close)
         stack.push_async_callback(services.close)
@@ -296,8 +302,7 @@ async def s3_application(
             authenticator,
             tuple(settings.server.base_domains),
             instance_id,
-            node.metrics.requests,
-            limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+            limits=lambda: callers_of(live.now, node.clock, worker=worker, shared=live.callers),
             recent=node.recent,
         )
 
@@ -342,7 +347,7 @@ async def upkeep(
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), IndexMetrics())
         followed = [Slots(node.slots)]
         """Those of which the listing index may know something still, the ones of now last."""
 
@@ -382,8 +387,8 @@ async def upkeep(
 class _RatesInForce:
     """What holds requests back, which goes on with what is known where weights are others than before."""
 
-    def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
-        self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
+    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
+        self._live, self._clock, self._process = live, clock, process
         self._of = live.request_rates
         self.now = self._made()
 
@@ -401,7 +406,7 @@ class _RatesInForce:
 
     def _made(self) -> RequestRates:
         live = self._live
-        return request_rates_of(live.now, self._metrics, self._clock, process=self._process, shared=live.request_rates)
+        return request_rates_of(live.now, self._clock, process=self._process, shared=live.request_rates)
 
 
 class _CeilingsBefore:

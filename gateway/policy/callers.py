@@ -33,11 +33,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+from gateway.telemetry import metrics
 
 BEAT_SECONDS = 0.2
 
@@ -104,19 +105,6 @@ class CallerClass:
     product: str | None = None
 
 
-class Observer(Protocol):
-    """Counts what becomes of requests. `name` is a credential's access key id, or a class's name."""
-
-    def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
-        """One begins to wait (1), or waits no more (-1)."""
-
-    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None:
-        """So long some have waited since this was last told: while they wait, too."""
-
-    def refused(self, scope: Scope, name: str, limit: LimitName) -> None: ...
-    def running(self, scope: Scope, name: str, change: int) -> None: ...
-
-
 class Refused(Exception):
     """There was no room in time."""
 
@@ -148,18 +136,18 @@ class _Waiter:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """Who is told of the waits at a gate. (It holds nothing that holds the gate: shared memory goes with the last one
-    that holds it.)"""
+    """Counts the waits at a gate. It holds nothing that holds the gate: shared memory goes with its last holder."""
 
-    observer: Observer
     scope: Scope
     name: str
 
     def waiting(self, limit: LimitName, change: int) -> None:
-        self.observer.waiting(self.scope, self.name, limit, change)
+        if change > 0:
+            metrics.CALLER_WAITS.add(1, self.scope, self.name, limit)
+        metrics.CALLER_WAITING.add(change, self.scope, self.name, limit)
 
     def waited(self, limit: LimitName, seconds: float) -> None:
-        self.observer.waited(self.scope, self.name, limit, seconds)
+        metrics.CALLER_WAIT_SECONDS.add(seconds, self.scope, self.name, limit)
 
 
 class Gate:
@@ -478,7 +466,6 @@ class CallerLimits:
 
     wait_seconds: float
     clock: Clock
-    observer: Observer
 
     def piece_bytes(self, direction: Direction) -> int | None:
         """How much of a body passes at once; None: it is not paced."""
@@ -539,12 +526,12 @@ class CallerLimits:
             return
         if not await gate.enter(flow, cost, until - self.clock.monotonic()):
             limit = gate.limit
-            self.observer.refused(account.scope, account.name, limit)
+            metrics.CALLER_REFUSED.add(1, account.scope, account.name, limit)
             raise Refused(account.scope, account.name, limit, 1)
 
     def _tell_running(self, change: int) -> None:
         for account, _ in self.accounts:
-            self.observer.running(account.scope, account.name, change)
+            metrics.CALLER_RUNNING.add(change, account.scope, account.name)
 
 
 def _first_piece(gates: BytesGates, flow: int, expected_bytes: int | None) -> int:
@@ -686,9 +673,8 @@ class Admission:
 class Callers:
     """Every caller's limits, as one process keeps them with the others that use `cells`; without, it is alone."""
 
-    def __init__(self, plan: CallersPlan, clock: Clock, observer: Observer, cells: SharedCells | None = None) -> None:
+    def __init__(self, plan: CallersPlan, clock: Clock, cells: SharedCells | None = None) -> None:
         self._clock = clock
-        self._observer = observer
         self._wait_seconds = plan.wait_seconds
         self._classes = plan.classes
         self._cells = cells or SharedCells.of_one_process(plan.rows or 1, clock.monotonic())
@@ -716,7 +702,7 @@ class Callers:
         most: int | None,
         direction: Direction | None = None,
     ) -> Gate:
-        waits = _Waits(self._observer, account.scope, account.name)
+        waits = _Waits(account.scope, account.name)
         gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
         gate.clear()
         self._gates.append(gate)
@@ -747,7 +733,7 @@ class Callers:
                 accounts.append((own, 0))
             if of_class is not None and (found := self._accounts.get(("class", of_class))) is not None:
                 accounts.append((found, self._flows.get(credential, 0) % FLOWS_MAX))
-            made = CallerLimits(accounts, self._wait_seconds, self._clock, self._observer) if accounts else None
+            made = CallerLimits(accounts, self._wait_seconds, self._clock) if accounts else None
             if credential not in self._flows and credential not in (UNSIGNED, OWN):
                 return made
             self._found[key] = made

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.shared.recent_requests import RecentRequests
-from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
 from gateway.telemetry.metrics import (
     AUTHORIZATIONS,
-    BANDWIDTH_WAIT_SECONDS,
-    CACHE_CAPACITY_BYTES,
     CACHE_COALESCED,
     CACHE_DAMAGED,
     CACHE_DISK_ERRORS,
@@ -30,14 +25,6 @@ from gateway.telemetry.metrics import (
     CACHE_UNSURVEYED_BYTES,
     CACHE_USAGE_BYTES,
     CACHE_WRITTEN_TODAY_BYTES,
-    CALLER_RECEIVED_BYTES,
-    CALLER_REFUSED,
-    CALLER_REQUESTS,
-    CALLER_RUNNING,
-    CALLER_SENT_BYTES,
-    CALLER_WAIT_SECONDS,
-    CALLER_WAITING,
-    CALLER_WAITS,
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
     DISK_STATES,
@@ -46,29 +33,11 @@ from gateway.telemetry.metrics import (
     INDEX_CRAWLS,
     INDEX_KEYS,
     INDEX_KNOWN_SINCE,
-    LINK_CAPACITY,
-    LINK_DELAY,
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
-    MISSES,
-    ORIGIN_BYTES,
-    ORIGIN_HEDGES,
-    ORIGIN_REQUEST_RATE,
-    ORIGIN_REQUEST_SECONDS,
-    ORIGIN_REQUESTS,
-    ORIGIN_SLOW_DOWN,
-    ORIGIN_THROTTLE_WAIT_SECONDS,
-    ORIGIN_THROTTLED,
-    ORIGIN_THROTTLED_IN_VAIN,
-    PREPARED_REQUESTS,
-    RECEIVED_BYTES,
-    REQUEST_SECONDS,
-    REQUESTS,
-    REQUESTS_IN_FLIGHT,
     SCRUB_BLOCKS,
     SCRUB_BYTES,
     SCRUB_PASSES,
-    SENT_BYTES,
     SMALL_ANSWER_TROUBLES,
     SMALL_ANSWERS,
     SNAPSHOT_REFUSALS,
@@ -253,212 +222,3 @@ class SmallAnswerMetrics:
     def trouble(self, kind: str) -> None:
         """The disk did not give or take an answer (unavailable), or gave what was not written (damaged)."""
         SMALL_ANSWER_TROUBLES.add(1, kind)
-
-
-CLIENT_LEFT = "client-left"
-BROKEN_OFF = "broken-off"
-"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
-
-
-class RequestMetrics:
-    """Counts the requests of one process's S3 port."""
-
-    def in_flight(self, change: int) -> None:
-        """A request waits for its answer from now on (1), or no more (-1). What is answered at once never does."""
-        REQUESTS_IN_FLIGHT.add(change)
-
-    def ended(
-        self,
-        operation: str,
-        slot: str,
-        status: str,
-        cache: str | None,
-        seconds: float,
-        sent_bytes: int,
-        received_bytes: int,
-    ) -> None:
-        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF; bytes are those of the bodies."""
-        REQUESTS.add(1, operation, slot, status, cache or "none")
-        REQUEST_SECONDS.observe(seconds, operation)
-        if sent_bytes:
-            SENT_BYTES.add(sent_bytes, operation, slot)
-        if received_bytes:
-            RECEIVED_BYTES.add(received_bytes, operation, slot)
-
-    def refused(self, status: int) -> None:
-        """A request was answered so before anything was known of it but that it came: it cannot be read, or too many
-        connections are open."""
-        REQUESTS.add(1, "Unknown", "none", str(status), "none")
-
-    def of_credential(self, credential: str, requests: int, sent_bytes: int, received_bytes: int) -> None:
-        """What a credential has used. `credential` is bounded: a configured one, or one of all others."""
-        CALLER_REQUESTS.add(requests, credential)
-        if sent_bytes:
-            CALLER_SENT_BYTES.add(sent_bytes, credential)
-        if received_bytes:
-            CALLER_RECEIVED_BYTES.add(received_bytes, credential)
-
-    def missed(self, operation: str, slot: str, reason: str) -> None:
-        """Not all that was asked for was here. `reason`: of `objects.MissReason`."""
-        MISSES.add(1, operation, slot, reason)
-
-
-class CallerMetrics:
-    """Events of one process's limits of callers (the methods of `policy.callers.Observer`)."""
-
-    def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
-        CALLER_WAIT_SECONDS.add(seconds, scope, name, limit)
-
-    def refused(self, scope: str, name: str, limit: str) -> None:
-        CALLER_REFUSED.add(1, scope, name, limit)
-
-    def waiting(self, scope: str, name: str, limit: str, change: int) -> None:
-        if change > 0:
-            CALLER_WAITS.add(1, scope, name, limit)
-        CALLER_WAITING.add(change, scope, name, limit)
-
-    def running(self, scope: str, name: str, change: int) -> None:
-        CALLER_RUNNING.add(change, scope, name)
-
-
-class HitTally:
-    """Requests answered by what is prepared, of one kind: summed here, as shared memory costs more than all the rest.
-
-    `lay` adds them to what all processes count.
-    """
-
-    __slots__ = (
-        "_buckets",
-        "_count",
-        "_seconds",
-        "_sent_bytes",
-        "credential",
-        "is_known",
-        "operation",
-        "slot",
-        "status",
-    )
-
-    def __init__(self, operation: str, slot: str, status: str, *, is_known: bool, credential: str = "none") -> None:
-        """`is_known`: the catalog has answered; else the origin has been asked about each."""
-        self.operation = operation
-        self.slot = slot
-        self.status = status
-        self.is_known = is_known
-        self.credential = credential
-        self._begin()
-
-    def _begin(self) -> None:
-        self._count = self._sent_bytes = 0
-        self._seconds = 0.0
-        self._buckets = [0] * (len(LATENCY_BUCKETS_SECONDS) + 1)
-
-    def add(self, seconds: float, sent_bytes: int) -> None:
-        """One more."""
-        self._count += 1
-        self._seconds += seconds
-        self._sent_bytes += sent_bytes
-        self._buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
-
-    def lay(self) -> None:
-        """Count as `RequestMetrics`, `CatalogMetrics` and `CacheMetrics` do."""
-        if not self._count:
-            return
-        REQUESTS.add(self._count, self.operation, self.slot, self.status, "hit")
-        PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
-        CALLER_REQUESTS.add(self._count, self.credential)
-        REQUEST_SECONDS.add(self._buckets, self._seconds, self.operation)
-        if self.is_known:
-            CATALOG_LOOKUPS.add(self._count, self.slot, "hit")
-        if self._sent_bytes:
-            SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
-            CALLER_SENT_BYTES.add(self._sent_bytes, self.credential)
-            CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
-        self._begin()
-
-
-class OriginAttempt(Protocol):
-    """One try of a request to the origin that is over; `status` None is no answer (`origin.s3.Attempt`)."""
-
-    @property
-    def slot(self) -> str: ...
-
-    @property
-    def purpose(self) -> str: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def bucket(self) -> str | None: ...
-
-    @property
-    def key(self) -> str | None: ...
-
-    @property
-    def status(self) -> int | None: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def origin(self) -> str: ...
-
-
-class WorkerMetrics:
-    """What one S3 worker counts."""
-
-    def __init__(self, cache_capacity_bytes: int, recent: RecentRequests | None = None) -> None:
-        self._recent = recent
-        self.cache_capacity(cache_capacity_bytes)
-        self.requests = RequestMetrics()
-        self.cache = CacheMetrics()
-        self.catalog = CatalogMetrics()
-        self.answers = SmallAnswerMetrics()
-        self.snapshots = SnapshotMetrics()
-        self.indexes = IndexMetrics()
-        self.callers = CallerMetrics()
-
-    def cache_capacity(self, size_bytes: int) -> None:
-        CACHE_CAPACITY_BYTES.set(size_bytes)
-
-    def origin_attempt(self, attempt: OriginAttempt) -> None:
-        status = "unreachable" if attempt.status is None else str(attempt.status)
-        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot, attempt.origin)
-        ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose), attempt.origin)
-        if self._recent is not None and (attempt.status is None or attempt.status >= 500 or attempt.status == 429):
-            of_request = attempt.method, attempt.bucket, attempt.key, attempt.slot, str(attempt.purpose)
-            self._recent.origin_failed(*of_request, status, attempt.seconds)
-
-    def origin_hedge(self, outcome: str) -> None:
-        ORIGIN_HEDGES.add(1, outcome)
-
-    def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
-        """Bytes of a body moved; `direction` is read or write."""
-        ORIGIN_BYTES.add(count, direction, purpose, slot)
-
-    def link_found(self, direction: str, capacity: float | None, delay_seconds: float | None) -> None:
-        """What the link bears (bytes per second), and how late answers are, where that is known."""
-        LINK_CAPACITY.set(capacity or 0.0, direction)
-        LINK_DELAY.set(delay_seconds or 0.0, direction)
-
-    def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
-        """A piece of a body was held back; `by` is ceiling or link."""
-        BANDWIDTH_WAIT_SECONDS.add(seconds, by, direction, slot)
-
-    def origin_slowed_down(self, slot: str) -> None:
-        """The origin has refused a request for their number."""
-        ORIGIN_SLOW_DOWN.add(1, slot)
-
-    def origin_throttled(self, slot: str, seconds: float) -> None:
-        """A request was held back because of that."""
-        ORIGIN_THROTTLED.add(1, slot)
-        ORIGIN_THROTTLE_WAIT_SECONDS.add(seconds, slot)
-
-    def origin_throttled_in_vain(self, slot: str) -> None:
-        """A request was held back for as long as it may be, and not sent."""
-        ORIGIN_THROTTLED_IN_VAIN.add(1, slot)
-
-    def origin_request_rate(self, bucket: str, direction: str, rate: float) -> None:
-        """What the origin is believed to take; `bucket` is bounded, 0 is everything."""
-        ORIGIN_REQUEST_RATE.set(rate, bucket, direction)

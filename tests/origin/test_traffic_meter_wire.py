@@ -12,7 +12,7 @@ from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
-from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
@@ -48,21 +48,12 @@ class Held:
     def charge(self, count: int) -> None:
         raise AssertionError("nothing is sent again here")
 
-    def origin_attempt(self, attempt: Attempt) -> None:
-        assert attempt.status == 200
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        assert count
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
-        assert seconds == HELD_SECONDS
-
     def let_go(self) -> None:
         return
 
 
 def held_origin(strict: StrictOrigin) -> MeteredOrigin:
-    meter = OriginMeter(Held(), Held())
+    meter = OriginMeter(Held())
     settings = OriginSettings(strict.endpoint_url, read_timeout_seconds=READ_TIMEOUT_SECONDS, max_attempts=1)
     credentials = StaticCredentials(STRICT_PAIR)
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="gateway-1", on_attempt=meter.attempt)

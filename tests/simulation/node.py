@@ -24,7 +24,6 @@ from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry.metric_observers import (
     CacheMetrics,
     CatalogMetrics,
-    RequestMetrics,
     SmallAnswerMetrics,
 )
 from gateway.writeback.admin.queries import PendingQueries
@@ -154,7 +153,7 @@ class Node:
             blocks = _NoBlocks(origin, self.clock, CacheMetrics())
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
-            self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface", RequestMetrics())
+            self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface")
             self._buffers[number] = buffer
 
         await self._as(process, begin())

@@ -25,7 +25,6 @@ from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
 from gateway.telemetry.metric_observers import (
     CacheMetrics,
     CatalogMetrics,
-    RequestMetrics,
     SmallAnswerMetrics,
     SnapshotMetrics,
 )
@@ -123,7 +122,7 @@ async def gateway_app(
             allow_unsigned=allow_unsigned,
             allow_signature_v2=allow_signature_v2,
         )
-        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, RequestMetrics())
+        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID)
         try:
             yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer, services.warm_ups)
         finally:
