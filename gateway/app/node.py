@@ -63,10 +63,6 @@ from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_observers import (
     CacheMetrics,
-    CatalogMetrics,
-    IndexMetrics,
-    SmallAnswerMetrics,
-    SnapshotMetrics,
 )
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
@@ -204,7 +200,6 @@ async def _directory(
             node.origin,
             homes=settings.homes,
             clock=node.clock,
-            observer=CatalogMetrics(),
             slots=node.slots,
             process=worker,
         )
@@ -216,7 +211,7 @@ async def _directory(
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     yield (
         ClosedCache(node.origin, node.clock, CacheMetrics()),
-        Catalog.switched_off(node.origin, node.clock, CatalogMetrics()),
+        Catalog.switched_off(node.origin, node.clock),
     )
 
 
@@ -249,7 +244,6 @@ async def s3_application(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
-            observer=SmallAnswerMetrics(),
         )
         authenticator = Authenticator(
             _keyring(settings, node.credentials),
@@ -270,9 +264,7 @@ async def s3_application(
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
-        services.snapshots = snapshots = SnapshotRegistry(
-            None, node.slots, node.clock, SnapshotMetrics(), settings.homes
-        )
+        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, settings.homes)
         stack.push_async_callback(snapshots.close)
         stack.push_async_callback(services.close)
 
@@ -347,7 +339,7 @@ async def upkeep(
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), IndexMetrics())
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch))
         followed = [Slots(node.slots)]
         """Those of which the listing index may know something still, the ones of now last."""
 

@@ -28,7 +28,7 @@ from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
@@ -131,13 +131,11 @@ class BucketMetadataCache:
         now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
-        observer: SmallAnswerMetrics,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self.now = now
         self.is_on = ttl_seconds > 0
         self._ttl_seconds = ttl_seconds
-        self._observer = observer
         self._file = BucketMetadataFile(directory, size_bytes_max=size_bytes_max)
         self._thread = DiskThread("bucket metadata")
         self._paused_until_seconds = 0.0
@@ -164,7 +162,7 @@ class BucketMetadataCache:
 
     def answered(self, question: Question, outcome: str) -> None:
         """Count a question that has its answer: hit, miss or stale."""
-        self._observer.answered(question.operation, outcome)
+        metrics.SMALL_ANSWERS.add(1, question.operation, outcome)
 
     async def settle(self) -> None:
         """Wait until what was to be kept so far is kept, or given up."""
@@ -179,13 +177,13 @@ class BucketMetadataCache:
     def _may_use_disk(self, question: Question) -> bool:
         if self.now(question.bucket).seconds >= self._paused_until_seconds and self._thread.waiting < WAITING_MAX:
             return True
-        self._observer.trouble(Trouble.UNAVAILABLE)
+        metrics.SMALL_ANSWER_TROUBLES.add(1, Trouble.UNAVAILABLE)
         return False
 
     def _judged(self, question: Question, record: bytes, slot: Slot) -> Recalled | None:
         found = unpack(question.record_key, record)
         if found is None:
-            self._observer.trouble(Trouble.DAMAGED)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, Trouble.DAMAGED)
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
@@ -193,7 +191,7 @@ class BucketMetadataCache:
 
     def _count(self, question: Question, result: object) -> None:
         if isinstance(result, Trouble):
-            self._observer.trouble(result)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, result)
             self._paused_until_seconds = self.now(question.bucket).seconds + PAUSE_SECONDS
 
 

@@ -39,6 +39,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.list_result import EntryTemplate, parse_listed_page
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
     from gateway.writeback.journal.view import JournalView
@@ -220,7 +221,7 @@ def _response(listing: Listing, found: Found) -> Response:
         count=len(page.keys) + len(page.prefixes),
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
-    listing.context.services.catalog.observer.listed(listing.context.slot.name, outcome)
+    metrics.LISTING_PAGES.add(1, listing.context.slot.name, outcome)
     reply = Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
     if reply.cache != "hit":
         reply.reason = listing.reason

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.telemetry.metrics import (
-    AUTHORIZATIONS,
     CACHE_COALESCED,
     CACHE_DAMAGED,
     CACHE_DISK_ERRORS,
@@ -25,24 +24,10 @@ from gateway.telemetry.metrics import (
     CACHE_UNSURVEYED_BYTES,
     CACHE_USAGE_BYTES,
     CACHE_WRITTEN_TODAY_BYTES,
-    CATALOG_LOOKUPS,
-    CATALOG_NOT_KEPT,
     DISK_STATES,
-    INDEX_CHANGED_KEYS,
-    INDEX_CRAWLED_KEYS,
-    INDEX_CRAWLS,
-    INDEX_KEYS,
-    INDEX_KNOWN_SINCE,
-    LISTING_KEYS_NOT_KEPT,
-    LISTING_PAGES,
     SCRUB_BLOCKS,
     SCRUB_BYTES,
     SCRUB_PASSES,
-    SMALL_ANSWER_TROUBLES,
-    SMALL_ANSWERS,
-    SNAPSHOT_REFUSALS,
-    WARM_UP_OBJECTS,
-    WARM_UP_WAITING,
 )
 
 
@@ -131,94 +116,3 @@ class CacheMetrics:
             CACHE_PINNED_BYTES.set(usage.pinned_bytes, slot)
         CACHE_UNSURVEYED_BYTES.set(unsurveyed_bytes)
         CACHE_WRITTEN_TODAY_BYTES.set(written_today_bytes)
-
-
-class CatalogMetrics:
-    """Events of one process's catalog."""
-
-    def looked_up(self, slot: str, outcome: str) -> None:
-        """A question about an object in a slot that lets the catalog answer.
-
-        `outcome`: hit (there is such an object), listed (so too, as a listing has shown since), absent (there is
-        none), miss (the origin was asked), stale (it was asked, did not answer, and the slot allows an older answer).
-        """
-        CATALOG_LOOKUPS.add(1, slot, outcome)
-
-    def not_kept(self, count: int) -> None:
-        """Answers of the origin that were not remembered: too many at once, or the disk could not take them."""
-        CATALOG_NOT_KEPT.add(count)
-
-    def listed(self, slot: str, outcome: str) -> None:
-        """A page of a listing in slots that let the index answer.
-
-        `outcome`: hit, miss or stale, as above; partial: a hit for which the origin was asked about keys just written.
-        """
-        LISTING_PAGES.add(1, slot, outcome)
-
-    def keys_not_kept(self, count: int) -> None:
-        """Keys that the origin has listed and the index has not kept: too many at once, or the disk is in trouble."""
-        LISTING_KEYS_NOT_KEPT.add(count)
-
-
-class SnapshotMetrics:
-    """Events of one process's frozen slots."""
-
-    def refused(self, slot: str, reason: str) -> None:
-        """A request that could not be answered. `reason`: missing (there is no such snapshot), unusable (there is, and
-        it cannot be used), changed or gone (the origin has another version of the object, or none, and it is not
-        cached).
-        """
-        SNAPSHOT_REFUSALS.add(1, slot, reason)
-
-
-class IndexMetrics:
-    """What becomes of indexes."""
-
-    def crawled(self, slot: str, keys: int) -> None:
-        """A page of a crawl has been kept."""
-        INDEX_CRAWLED_KEYS.add(keys, slot)
-
-    def found_changed(self, slot: str, keys: int) -> None:
-        """Keys that the origin has changed or removed since they were known."""
-        INDEX_CHANGED_KEYS.add(keys, slot)
-
-    def crawl_ended(self, slot: str, outcome: str) -> None:
-        """A crawl has come to its end: done, or failed."""
-        INDEX_CRAWLS.add(1, slot, outcome)
-
-    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
-        """How many keys the last whole crawl has found, and since when all is known; None: not all is."""
-        if keys is not None:
-            INDEX_KEYS.set(keys, slot)
-        INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
-
-
-class AuthorizationMetrics:
-    """What callers may do where the origin says it."""
-
-    def asked(self, slot: str, outcome: str) -> None:
-        """A question was answered. `outcome`: remembered, allowed, denied, other or failed."""
-        AUTHORIZATIONS.add(1, slot, outcome)
-
-
-class WarmUpMetrics:
-    """Objects that clients have a worker fetch in the background."""
-
-    def waiting(self, change: int) -> None:
-        WARM_UP_WAITING.add(change)
-
-    def ended(self, slot: str, outcome: str) -> None:
-        """One is over. `outcome`: fetched, no-room, changed or failed."""
-        WARM_UP_OBJECTS.add(1, slot, outcome)
-
-
-class SmallAnswerMetrics:
-    """Events of one process's small answers."""
-
-    def answered(self, operation: str, outcome: str) -> None:
-        """A question that may be answered from memory. `outcome`: hit, miss or stale, as for the catalog."""
-        SMALL_ANSWERS.add(1, operation, outcome)
-
-    def trouble(self, kind: str) -> None:
-        """The disk did not give or take an answer (unavailable), or gave what was not written (damaged)."""
-        SMALL_ANSWER_TROUBLES.add(1, kind)

@@ -23,8 +23,6 @@ from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry.metric_observers import (
     CacheMetrics,
-    CatalogMetrics,
-    SmallAnswerMetrics,
 )
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
@@ -146,10 +144,8 @@ class Node:
         async def begin() -> None:
             buffer = await WritebackBuffer.open(self.directory, number, self._bounded, clock=self.clock)
             origin = self._origin.of(process)
-            catalog = Catalog.switched_off(origin, self.clock, CatalogMetrics())
-            answers = BucketMetadataCache(
-                self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0, observer=SmallAnswerMetrics()
-            )
+            catalog = Catalog.switched_off(origin, self.clock)
+            answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0)
             blocks = _NoBlocks(origin, self.clock, CacheMetrics())
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
@@ -167,7 +163,7 @@ class Node:
             origin = self._origin.of(process)
             around = FlushServices(
                 origin,
-                Catalog.switched_off(origin, self.clock, CatalogMetrics()),
+                Catalog.switched_off(origin, self.clock),
                 cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
                 self.slots,
                 self.clock,

@@ -24,9 +24,6 @@ from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
 from gateway.telemetry.metric_observers import (
     CacheMetrics,
-    CatalogMetrics,
-    SmallAnswerMetrics,
-    SnapshotMetrics,
 )
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
@@ -85,7 +82,6 @@ async def gateway_app(
             front,
             homes=Homes("memory"),
             clock=clock,
-            observer=CatalogMetrics(),
             slots=Slots(slots),
             process=worker,
         )
@@ -96,10 +92,9 @@ async def gateway_app(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
         ttl_seconds=small_answers_ttl_seconds,
-        observer=SmallAnswerMetrics(),
     )
     snapshots = SnapshotStore(directory / "snapshots")
-    registry = SnapshotRegistry(snapshots, slots, clock, SnapshotMetrics())
+    registry = SnapshotRegistry(snapshots, slots, clock)
     buffer: WritebackBuffer | None = None
     if writeback:
         buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock)

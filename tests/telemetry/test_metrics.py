@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.blocks.index.eviction import SlotUsage
 from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
-from gateway.telemetry.metric_observers import CacheMetrics, SmallAnswerMetrics
+from gateway.telemetry.metric_observers import CacheMetrics
 from gateway.telemetry.metrics import DECLARED
 
 
@@ -74,15 +74,6 @@ def test_the_cache_counts_each_of_its_events() -> None:
         (metrics.CACHE_WRITTEN_TODAY_BYTES.value(), 80),
     ]
     assert [got for got, _ in counted] == [expected for _, expected in counted]
-
-
-def test_small_answers_are_counted_by_operation_and_trouble() -> None:
-    """What the memory of bucket answers is worth, and whether its file is well."""
-    answers = SmallAnswerMetrics()
-    answers.answered("HeadBucket", "hit")
-    answers.trouble("unavailable")
-    assert metrics.SMALL_ANSWERS.value("HeadBucket", "hit") == 1
-    assert metrics.SMALL_ANSWER_TROUBLES.value("unavailable") == 1
 
 
 COUNT = """
