@@ -61,9 +61,6 @@ from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_observers import (
-    CacheMetrics,
-)
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
@@ -191,7 +188,6 @@ async def _directory(
         node.origin,
         worker=worker,
         clock=node.clock,
-        observer=CacheMetrics(),
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -210,7 +206,7 @@ async def _directory(
 @asynccontextmanager
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     yield (
-        ClosedCache(node.origin, node.clock, CacheMetrics()),
+        ClosedCache(node.origin, node.clock),
         Catalog.switched_off(node.origin, node.clock),
     )
 

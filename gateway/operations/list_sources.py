@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gateway.writeback.journal.view import JournalView
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
-"""How a page came about, as the catalog's observer is told."""
+"""The origin of a page, as metrics count it."""
 
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more in a page, the page is asked for."""

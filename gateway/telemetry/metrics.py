@@ -801,3 +801,16 @@ WORKER_RESTARTS = Counter(
 
 DISK_STATES = ("well", "full", "read-only", "failing", "closed")
 """From the best to the worst."""
+
+
+def set_disk_state(state: str) -> None:
+    """Set the state, of DISK_STATES, that this process has the cache directory in."""
+    for one in DISK_STATES:
+        CACHE_DISK_STATE.set(one == state, one)
+
+
+def count_fill(slot: str, seconds: float, size_bytes: int) -> None:
+    """Count a block that was fetched and published."""
+    CACHE_FILLS.add(1, slot, "filled")
+    CACHE_FILL_SECONDS.observe(seconds)
+    CACHE_FILLED_BYTES.add(size_bytes, slot)

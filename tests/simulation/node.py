@@ -21,9 +21,6 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.telemetry.metric_observers import (
-    CacheMetrics,
-)
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import State
@@ -146,7 +143,7 @@ class Node:
             origin = self._origin.of(process)
             catalog = Catalog.switched_off(origin, self.clock)
             answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0)
-            blocks = _NoBlocks(origin, self.clock, CacheMetrics())
+            blocks = _NoBlocks(origin, self.clock)
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
             self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface")
@@ -164,7 +161,7 @@ class Node:
             around = FlushServices(
                 origin,
                 Catalog.switched_off(origin, self.clock),
-                cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
+                cast(Any, _NoBlocks(origin, self.clock)),
                 self.slots,
                 self.clock,
             )

@@ -26,11 +26,11 @@ def by_label(metric: Metric, label: str = "", **labels: str) -> dict[str, float]
 
 
 def on_count(patch: pytest.MonkeyPatch, metric: Counter | Gauge, told: Callable[..., object]) -> None:
-    """Have `told` called with the labels whenever a metric counts."""
+    """Have `told` called with the amount and the labels whenever a metric counts."""
     add = metric.add
 
     def counting(amount: float, *label_values: str) -> None:
         add(amount, *label_values)
-        told(*label_values)
+        told(amount, *label_values)
 
     patch.setattr(metric, "add", counting)

@@ -22,9 +22,6 @@ from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
-from gateway.telemetry.metric_observers import (
-    CacheMetrics,
-)
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tests.support.memory_origin import MemoryOrigin
@@ -75,7 +72,7 @@ async def gateway_app(
     settings = BlockSettings(
         directory, capacity_bytes=capacity_bytes, block_size_bytes=block_size_bytes, slots=Slots(slots)
     )
-    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=CacheMetrics())
+    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock)
     try:
         catalog = await Catalog.open(
             directory / "catalog",

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.blocks.index.eviction import SlotUsage
 from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
-from gateway.telemetry.metric_observers import CacheMetrics
 from gateway.telemetry.metrics import DECLARED
 
 
@@ -39,41 +37,6 @@ def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
         assert one.unit != "bytes" or "_bytes" in one.name, one.name
         assert one.kind != "histogram" or one.name.endswith("_seconds"), one.name
         assert one.help.endswith("."), one.name
-
-
-def test_the_cache_counts_each_of_its_events() -> None:
-    """Every event has a metric that it moves."""
-    cache = CacheMetrics()
-    cache.hit_bytes("a", 10)
-    cache.miss_bytes("a", 20)
-    cache.coalesced("a")
-    cache.evicted("a", 2, 30)
-    cache.damaged("a")
-    cache.fill_finished("a", 0.5, 40)
-    cache.fill_failed("a")
-    cache.not_kept("a", "size", 3)
-    cache.store_unavailable()
-    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
-    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
-    counted = [
-        (metrics.CACHE_HIT_BYTES.value("a"), 10),
-        (metrics.CACHE_MISS_BYTES.value("a"), 20),
-        (metrics.CACHE_COALESCED.value("a"), 1),
-        (metrics.CACHE_EVICTED_BLOCKS.value("a"), 2),
-        (metrics.CACHE_EVICTED_BYTES.value("a"), 30),
-        (metrics.CACHE_DAMAGED.value("a"), 1),
-        (metrics.CACHE_FILLS.value("a", "filled"), 1),
-        (metrics.CACHE_FILLED_BYTES.value("a"), 40),
-        (metrics.CACHE_FILLS.value("a", "failed"), 1),
-        (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
-        (metrics.CACHE_USAGE_BYTES.value("a"), 50),
-        (metrics.CACHE_RESERVED_BYTES.value("a"), 60),
-        (metrics.CACHE_UNSURVEYED_BYTES.value(), 70),
-        (metrics.CACHE_NOT_KEPT.value("a", "size"), 3),
-        (metrics.CACHE_PINNED_BYTES.value("a"), 40),
-        (metrics.CACHE_WRITTEN_TODAY_BYTES.value(), 80),
-    ]
-    assert [got for got, _ in counted] == [expected for _, expected in counted]
 
 
 COUNT = """

@@ -32,7 +32,7 @@ REASONS: list[str] = []
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     REASONS.clear()
 
-    def told(slot: str, reason: str) -> None:
+    def told(_: float, slot: str, reason: str) -> None:
         assert slot == "back"
         REASONS.append(reason)
 

@@ -264,7 +264,7 @@ def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypa
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     slots = [replace(SLOTS[0], buffer_bytes=100_000)]
     full = asyncio.Event()
-    on_count(monkeypatch, metrics.WRITEBACK_THROUGH, lambda _, reason: full.set() if reason == "full" else None)
+    on_count(monkeypatch, metrics.WRITEBACK_THROUGH, lambda _, __, reason: full.set() if reason == "full" else None)
 
     async def scenario(client: Client) -> None:
         await client.learn()
