@@ -80,30 +80,23 @@ class _Metric(Generic[V]):
 
     kind = ""
 
-    def __init__(
-        self,
-        name: str,
-        unit: str,
-        labels: Sequence[str],
-        help: str,
-        *,
-        values: Mapping[str, Sequence[str]] | Sequence[Mapping[str, Sequence[str]]] | None = None,
-    ) -> None:
-        """`values` gives label values, beyond those in `Known`, whose combinations are exported as 0 from the start.
-        Without it, only `Known.together` does so."""
-        self.name = name
-        self.unit = unit
-        self.labels = tuple(labels)
+    def __init__(self, spec: str, help: str, *several: Mapping[str, Sequence[str]], **values: Sequence[str]) -> None:
+        """`spec` is written as a sample: `name{label,label} unit`.
+
+        `values`, and each of `several`, give values of labels beyond those in `Known`: their combinations are exported
+        as 0 from the start.
+        """
+        sample, self.unit = spec.split(" ", 1)
+        self.name, _, labels = sample.removesuffix("}").partition("{")
+        self.labels = tuple(labels.split(",")) if labels else ()
         self.help = help
-        self.values: Sequence[Mapping[str, Sequence[str]]] = (
-            () if values is None else (values,) if isinstance(values, Mapping) else values
-        )
+        self.values = (*several, values) if values else several
         DECLARED.append(self)
         self.reset()
 
     def zeros(self, known: Known) -> Iterable[_LabelValues]:
         """Return the label values that are exported as 0 before their first event."""
-        for together in self.values:
+        for together in self.values or ({},) if self.labels else ():
             yield from product(*({**known.values, **together}.get(label, ()) for label in self.labels))
         yield from known.together.get(self.labels, ())
 
@@ -129,7 +122,7 @@ class _Metric(Generic[V]):
                     del self._found[label_values]
 
     def forget_renamed(self) -> None:
-        """Have a label value that was GONE, and exists again, count under its own name."""
+        """Count label values that exist again, after they were GONE, under their own names."""
         with _STATE.lock:
             self._found = dict(self._made)
 
@@ -180,31 +173,42 @@ class Counter(_Metric[Value]):
 
 
 class Gauge(_Metric[Value]):
-    """A state: summed over living processes, or with `latest` the value that any of them has set last."""
+    """A state, summed over living processes."""
 
     kind = "gauge"
-
-    def __init__(self, name: str, unit: str, labels: Sequence[str], help: str, *, latest: bool = False) -> None:
-        self._mode = "mostrecent" if latest else "livesum"
-        super().__init__(name, unit, labels, help)
+    _mode = "livesum"
 
     def set(self, value: float, *label_values: str) -> None:
         if not self._is_gone(label_values):
-            self._of(label_values).set(float(value), timestamp=time() if self._mode == "mostrecent" else None)
+            self._of(label_values).set(float(value))
 
     def add(self, amount: float, *label_values: str) -> None:
-        """Add `amount`, which may be negative; not for `latest`. Do nothing for label values that are gone."""
+        """Add `amount`, which may be negative. Do nothing for label values that are gone."""
         if not self._is_gone(label_values):
             self._of(label_values).inc(amount)
 
     def value(self, *label_values: str) -> float:
         return self._of(label_values).get()
 
+    def zeros(self, known: Known) -> Iterable[_LabelValues]:
+        """Return those in `Known.together`: the state of others is not known."""
+        return known.together.get(self.labels, ())
+
     def _is_gone(self, label_values: _LabelValues) -> bool:
         return label_values not in self._found and _STATE.label_values(self.labels, label_values) != label_values
 
     def _make(self, label_values: _LabelValues) -> Value:
         return self._value("", label_values, self._mode)
+
+
+class LatestGauge(Gauge):
+    """A state that any process sets for all: the latest value counts. Not for `add`."""
+
+    _mode = "mostrecent"
+
+    def set(self, value: float, *label_values: str) -> None:
+        if not self._is_gone(label_values):
+            self._of(label_values).set(float(value), time())
 
 
 class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
@@ -214,16 +218,13 @@ class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
 
     def __init__(
         self,
-        name: str,
-        unit: str,
-        labels: Sequence[str],
+        spec: str,
         help: str,
-        *,
-        values: Mapping[str, Sequence[str]] | None = None,
         buckets_seconds: Sequence[float] = LATENCY_BUCKETS_SECONDS,
+        **values: Sequence[str],
     ) -> None:
         self.buckets_seconds = tuple(buckets_seconds)
-        super().__init__(name, unit, labels, help, values=values)
+        super().__init__(spec, help, **values)
 
     def observe(self, seconds: float, *label_values: str) -> None:
         """Count one event that took `seconds`."""
@@ -246,9 +247,7 @@ class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
 
 
 NOT_EXPORTED = Counter(
-    "forebay_metric_values_not_exported_total",
-    "values",
-    (),
+    "forebay_metric_values_not_exported_total values",
     "Numbers of other metrics that a process counts in its own memory, and that are missing here: the memory that the "
     "gateway's processes share had no room for them.",
 )

@@ -82,7 +82,7 @@ def test_no_addition_is_lost_to_another_thread(tmp_path: Path, values: SharedVal
 @pytest.mark.parametrize("seconds", [0.0, *LATENCY_BUCKETS_SECONDS, 0.0011, 61.0])
 def test_a_duration_falls_into_the_bucket_that_prometheus_gives_it(seconds: float) -> None:
     """The first whose bound it does not exceed."""
-    one = metric_kinds.Histogram("forebay_test_seconds", "seconds", (), "Help.")
+    one = metric_kinds.Histogram("forebay_test_seconds seconds", "Help.")
     metric_kinds.DECLARED.remove(one)
     other = prometheus_client.Histogram("other_seconds", "Help.", registry=None, buckets=LATENCY_BUCKETS_SECONDS)
     one.observe(seconds)
