@@ -134,22 +134,6 @@ class _Waiter:
     """False: the process ends. LimitsReplaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    """Counts the waits at a gate. It holds nothing that holds the gate: shared memory goes with its last holder."""
-
-    scope: Scope
-    name: str
-
-    def waiting(self, limit: LimitName, change: int) -> None:
-        if change > 0:
-            metrics.CALLER_WAITS.add(1, self.scope, self.name, limit)
-        metrics.CALLER_WAITING.add(change, self.scope, self.name, limit)
-
-    def waited(self, limit: LimitName, seconds: float) -> None:
-        metrics.CALLER_WAIT_SECONDS.add(seconds, self.scope, self.name, limit)
-
-
 class Gate:
     """One limit of an account, as one process sees that of all. Event loop only."""
 
@@ -157,16 +141,15 @@ class Gate:
         self,
         cells: SharedCells,
         row: int,
-        flows: int,
+        account: AccountPlan,
         clock: Clock,
         rate: float | None,
         most: int | None,
-        waits: _Waits,
         direction: Direction | None = None,
     ) -> None:
         self._cells, self._clock, self._most = cells, clock, most
-        self._waits, self._direction, self._told_at = waits, direction, clock.monotonic()
-        self._flows, self.rate = flows, rate
+        self._scope, self._name, self._direction = account.scope, account.name, direction
+        self._flows, self.rate, self._told_at = account.flows, rate, clock.monotonic()
         self._own = cells.own
         self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
         row += ROWS_OF_BUCKET
@@ -175,8 +158,8 @@ class Gate:
         self._until = cells.numbers(row + 1)
         self._floors = cells.numbers(row + 2)
         self._first_row = row + 3
-        self._tags = [cells.numbers(row + 3 + flow) for flow in range(flows)]
-        self._since = [cells.numbers(row + 3 + flows + flow) for flow in range(flows)]
+        self._tags = [cells.numbers(row + 3 + flow) for flow in range(self._flows)]
+        self._since = [cells.numbers(row + 3 + self._flows + flow) for flow in range(self._flows)]
         self._queues: dict[int, deque[_Waiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
@@ -246,7 +229,8 @@ class Gate:
         limit = self.limit
         self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        self._waits.waiting(limit, 1)
+        metrics.CALLER_WAITS.add(1, self._scope, self._name, limit)
+        metrics.CALLER_WAITING.add(1, self._scope, self._name, limit)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
@@ -255,7 +239,7 @@ class Gate:
                 self.leave(cost)
             raise
         finally:
-            self._waits.waiting(limit, -1)
+            metrics.CALLER_WAITING.add(-1, self._scope, self._name, limit)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
@@ -377,7 +361,8 @@ class Gate:
 
     def _tell_waits(self, now: float) -> None:
         if self._queues and now > self._told_at:
-            self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
+            waited_seconds = (now - self._told_at) * self.waiting
+            metrics.CALLER_WAIT_SECONDS.add(waited_seconds, self._scope, self._name, self.limit)
         self._told_at = now
 
     def _tell(self, now: float) -> None:
@@ -702,8 +687,7 @@ class Callers:
         most: int | None,
         direction: Direction | None = None,
     ) -> Gate:
-        waits = _Waits(account.scope, account.name)
-        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
+        gate = Gate(self._cells, row, account, self._clock, rate, most, direction)
         gate.clear()
         self._gates.append(gate)
         return gate

@@ -63,6 +63,7 @@ class _State:
         """None: the process counts in its own memory."""
         self.kept: Callable[[_Labels], _Labels] | None = None
         """Maps labels to those that stay; None: all labels stay."""
+        self.has_lost = False
         self.lock = RLock()
 
     def label_values(self, labels: Sequence[str], label_values: _LabelValues) -> _LabelValues:
@@ -274,32 +275,18 @@ def share(directory: Path, name: str) -> None:
     for kind in _KINDS:  # a full disk is best met here, when the files are made
         set_aside(directory / f"{kind}_{name}.db", GROWTH_BYTES)
     unshare()
-    lost = _Lost()
-    _STATE.shared = SharedValues(directory, name, lost)
+    _STATE.shared = SharedValues(directory, name, _lost)
+    _STATE.has_lost = False
     reset()
-    lost.count()
 
 
-class _Lost:
-    """Reports numbers that are not exported: the first one in the log, all of them in a metric."""
-
-    def __init__(self) -> None:
-        self._uncounted = 0
-        self._is_told = self._is_counting = False
-
-    def __call__(self, error: OSError) -> None:
-        if not self._is_told:
-            self._is_told = True
-            _log.error("some metrics of this process are not exported: there is no room for them", error=str(error))
-        if self._is_counting:
-            NOT_EXPORTED.add(1)
-        else:
-            self._uncounted += 1
-
-    def count(self) -> None:
-        """Count in the metric, which has its place now."""
-        self._is_counting = True
-        NOT_EXPORTED.add(self._uncounted)
+def _lost(error: OSError) -> None:
+    """Count a number that is not exported, and log the first one."""
+    if not _STATE.has_lost:
+        _STATE.has_lost = True
+        _log.error("some metrics of this process are not exported: there is no room for them", error=str(error))
+    if NOT_EXPORTED.kept():  # it has its own place, which it was given first
+        NOT_EXPORTED.add(1)
 
 
 def keep_names(

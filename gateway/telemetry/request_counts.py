@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import KW_ONLY, dataclass, field
 
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
@@ -47,37 +48,23 @@ def count_refusal(status: int) -> None:
     metrics.REQUESTS.add(1, "Unknown", "none", str(status), "none")
 
 
+@dataclass(eq=False, slots=True)
 class HitTally:
     """Sums prepared answers of one kind in this process: the shared memory of metrics costs more than all the rest.
 
-    `lay` adds the sums to the metrics.
+    With `is_known` the catalog has answered; without, the origin was asked. `lay` adds the sums to the metrics.
     """
 
-    __slots__ = (
-        "_buckets",
-        "_count",
-        "_seconds",
-        "_sent_bytes",
-        "credential",
-        "is_known",
-        "operation",
-        "slot",
-        "status",
-    )
-
-    def __init__(self, operation: str, slot: str, status: str, *, is_known: bool, credential: str = "none") -> None:
-        """With `is_known` the catalog has answered; without, the origin was asked about each."""
-        self.operation = operation
-        self.slot = slot
-        self.status = status
-        self.is_known = is_known
-        self.credential = credential
-        self._begin()
-
-    def _begin(self) -> None:
-        self._count = self._sent_bytes = 0
-        self._seconds = 0.0
-        self._buckets = [0] * (len(LATENCY_BUCKETS_SECONDS) + 1)
+    operation: str
+    slot: str
+    status: str
+    _: KW_ONLY
+    is_known: bool
+    credential: str = "none"
+    _count: int = field(default=0, init=False)
+    _seconds: float = field(default=0.0, init=False)
+    _sent_bytes: int = field(default=0, init=False)
+    _buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1), init=False)
 
     def add(self, seconds: float, sent_bytes: int) -> None:
         self._count += 1
@@ -98,4 +85,5 @@ class HitTally:
             metrics.SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
             metrics.CALLER_SENT_BYTES.add(self._sent_bytes, self.credential)
             metrics.CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
-        self._begin()
+        self._count, self._seconds, self._sent_bytes = 0, 0.0, 0
+        self._buckets = [0] * len(self._buckets)
