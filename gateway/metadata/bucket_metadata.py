@@ -160,10 +160,6 @@ class BucketMetadataCache:
             keeping = self._thread.submit(self._file.put, question.record_key, record)
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
 
-    def answered(self, question: Question, outcome: str) -> None:
-        """Count a question that has its answer: hit, miss or stale."""
-        metrics.SMALL_ANSWERS.add(1, question.operation, outcome)
-
     async def settle(self) -> None:
         """Wait until what was to be kept so far is kept, or given up."""
         with suppress(TimeoutError):

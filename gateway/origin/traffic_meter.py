@@ -230,13 +230,9 @@ class TrafficMeter:
                 has_passed = True
             except CeilingsReplaced as replaced:
                 waited = replaced.waited
-            self._tell_waited(*waited)
-
-    def _tell_waited(self, ceiling_seconds: float, link_seconds: float) -> None:
-        if ceiling_seconds > 0:
-            metrics.BANDWIDTH_WAIT_SECONDS.add(ceiling_seconds, "ceiling", self._direction, self._slot)
-        if link_seconds > 0:
-            metrics.BANDWIDTH_WAIT_SECONDS.add(link_seconds, "link", self._direction, self._slot)
+            for by, seconds in zip(("ceiling", "link"), waited, strict=True):
+                if seconds > 0:
+                    metrics.BANDWIDTH_WAIT_SECONDS.add(seconds, by, self._direction, self._slot)
 
 
 class MeteredOrigin:

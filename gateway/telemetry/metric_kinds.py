@@ -156,7 +156,12 @@ class _Metric(Generic[V]):
 Metric: TypeAlias = _Metric[Any]
 
 
-class Counter(_Metric[Value]):
+class _Number(_Metric[Value]):
+    def value(self, *label_values: str) -> float:
+        return self._of(label_values).get()
+
+
+class Counter(_Number):
     """A sum that only grows."""
 
     kind = "counter"
@@ -166,14 +171,11 @@ class Counter(_Metric[Value]):
         value = self._found.get(label_values)
         (value if value is not None else self._enter(label_values)).inc(amount)
 
-    def value(self, *label_values: str) -> float:
-        return self._of(label_values).get()
-
     def _make(self, label_values: _LabelValues) -> Value:
         return self._value("_total", label_values)
 
 
-class Gauge(_Metric[Value]):
+class Gauge(_Number):
     """A state, summed over living processes."""
 
     kind = "gauge"
@@ -187,9 +189,6 @@ class Gauge(_Metric[Value]):
         """Add `amount`, which may be negative. Do nothing for label values that are gone."""
         if not self._is_gone(label_values):
             self._of(label_values).inc(amount)
-
-    def value(self, *label_values: str) -> float:
-        return self._of(label_values).get()
 
     def zeros(self, known: Known) -> Iterable[_LabelValues]:
         """Return those in `Known.together`: the state of others is not known."""

@@ -270,11 +270,6 @@ def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> 
     return [reading.by_labels(labels, metric) for metric in metrics]
 
 
-def exposition(directory: Path, known: Known | None = None) -> bytes:
-    """Return `exposition_parts` as one text."""
-    return b"".join(exposition_parts(directory, known))
-
-
 def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
     """Return all numbers in Prometheus' text format, a part for each metric.
 

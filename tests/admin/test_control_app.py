@@ -34,6 +34,7 @@ from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
 from gateway.telemetry.metric_reading import Reading
 from tests.admin.test_troubles import EVERYTHING_WRONG
+from tests.support.counting import exposition
 from tests.support.finished import finished
 from tests.support.growth import python_steps
 
@@ -207,7 +208,7 @@ def test_a_scrape_costs_in_proportion_to_the_slots(tmp_path: Path) -> None:
 
     def steps(slots: int) -> int:
         known = Known({"slot": [f"slot{number}" for number in range(slots)], "process": []})
-        return python_steps(lambda _: metric_reading.exposition(tmp_path, known), b"")
+        return python_steps(lambda _: exposition(tmp_path, known), b"")
 
     assert steps(40) < 5 * steps(10)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram, Metric
+from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram, Known, Metric
+from gateway.telemetry.metric_reading import exposition_parts
 
 
 def counted(metric: Metric, **labels: str) -> float:
@@ -23,6 +25,11 @@ def by_label(metric: Metric, label: str = "", **labels: str) -> dict[str, float]
             number = sum(one.get() for one in value[1]) if isinstance(metric, Histogram) else value.get()
             found[of.get(label, "")] = found.get(of.get(label, ""), 0.0) + number
     return {name: number for name, number in found.items() if number}
+
+
+def exposition(directory: Path, known: Known | None = None) -> bytes:
+    """Return what the admin port answers."""
+    return b"".join(exposition_parts(directory, known))
 
 
 def on_count(patch: pytest.MonkeyPatch, metric: Counter | Gauge, told: Callable[..., object]) -> None:

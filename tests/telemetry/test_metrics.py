@@ -15,12 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
 from gateway.telemetry.metrics import DECLARED
+from tests.support.counting import exposition
 
 
 def samples(directory: Path) -> dict[str, float]:
     """`name{label="value"}` -> value of everything exposed."""
     found = {}
-    for family in text_string_to_metric_families(metric_reading.exposition(directory).decode()):
+    for family in text_string_to_metric_families(exposition(directory).decode()):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -117,7 +118,7 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             metrics.CACHE_FILLED_BYTES.add(1, name)
             if number % 100 == 9:
                 children = sum(len(metric.kept()) for metric in DECLARED)
-                read = metric_reading.exposition(tmp_path)
+                read = exposition(tmp_path)
                 sizes.append(
                     (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
                 )
