@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
+from pydantic import AfterValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     CheckpointPatternText,
     DurationSeconds,
     PemFileSetting,
-    RetiredValue,
     S3ObjectUrl,
     S3Prefix,
     Section,
@@ -27,12 +26,6 @@ from gateway.core.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
-
-
-def _known_eviction(value: object) -> object:
-    if value == "s3-fifo":
-        raise RetiredValue("epoch or lru; s3-fifo is gone: use epoch, which keeps what is read again and scans out")
-    return value
 
 
 _FLUSH = re.compile(r"all|latest|every-(\d{1,4})(?:st|nd|rd|th)")
@@ -377,7 +370,7 @@ class SlotSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    eviction: Annotated[Literal["epoch", "lru"], BeforeValidator(_known_eviction)] = setting(
+    eviction: Literal["epoch", "lru"] = setting(
         "epoch",
         "Which blocks Forebay evicts first. `epoch`: those that it expects to be read again last, by what was read "
         "again so far. `lru`: those that were read longest ago.",

@@ -103,10 +103,6 @@ def host_name(value: str) -> str:
     return value
 
 
-class RetiredValue(ValueError):
-    """What was allowed once; the message says what to give instead."""
-
-
 class NoPattern(ValueError):
     """What is no pattern of keys; the message says why."""
 

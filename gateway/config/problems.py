@@ -11,7 +11,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import NoPattern, RetiredValue
+from gateway.config.fields import NoPattern
 from gateway.config.settings import Settings
 from gateway.config.units import TooLarge, UnknownUnit
 from gateway.core.errors import ConfigError, ForebayError
@@ -82,7 +82,7 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     cause = detail.get("ctx", {}).get("error")
     if detail["type"] in ("list_type", "model_type", "dict_type") and _model_at(detail["loc"]) is not None:
         return _of_another_shape(key, detail)
-    says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
+    says_why = isinstance(cause, TooLarge | NoPattern)
     allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
     if isinstance(cause, UnknownUnit):
         allowed = f"{allowed}; {cause.why}"

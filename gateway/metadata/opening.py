@@ -1,6 +1,6 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
+    FORMAT       "forebay catalog 1": any other content is refused, never misread
     ORIGIN       whose objects these are: the homes of buckets (objects.Homes). The catalog of another main origin is
                  dropped; of buckets that have another home than before, all is forgotten
     BOOT         the kernel's boot id when the directory was last opened
@@ -41,9 +41,7 @@ from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 3\n"
-FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
-"""A catalog of these formats is dropped: it is learned again."""
+FORMAT = b"forebay catalog 1\n"
 
 ANSWERS = "answers"
 ENVIRONMENTS = ("index", "listing", "dirty")
@@ -200,9 +198,6 @@ def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
         write_durably(path / "FORMAT", FORMAT)
-    elif found in FORMATS_BEFORE:
-        disbelieve(path)
-        write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(
             f"{path} has the catalog format {found[:40]!r}, this version reads {FORMAT!r}: "
@@ -233,9 +228,8 @@ def _drop(path: Path, users: int) -> None:
     remove_durably(path / "BOOT", path / "CLEAN")
     if (path / ANSWERS).exists():
         shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
-    for name in ("epochs", "generations"):  # so named until format 2
-        (path / name).unlink(missing_ok=True)
-    for name in (*ENVIRONMENTS, "marks"):  # the last until format 2
+    (path / "epochs").unlink(missing_ok=True)
+    for name in ENVIRONMENTS:
         shutil.rmtree(path / name, ignore_errors=True)
 
 

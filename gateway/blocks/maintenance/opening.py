@@ -1,6 +1,6 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
+    FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
     PINS     the prefixes whose blocks stay (index.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
@@ -65,8 +65,7 @@ def _size(directory: BlockDirectory, holder: WorkerFile) -> int:
     return directory.store.disk_bytes(holder.file) or 0
 
 
-FORMAT = b"forebay blocks 6\n"
-_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
+FORMAT = b"forebay blocks 1\n"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots", "shared"}
 
@@ -137,7 +136,6 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
         _write_format(path)
         slots.take_own()
         try:
-            _bring_up_to_date(path, slots)
             keep_apart(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
@@ -173,10 +171,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
 
 
 def _shared_directory(settings: BlockSettings) -> Path:
-    """Where the files lie that all processes have in memory. Those of an earlier version lie in `directory`."""
-    (settings.directory / "claims").unlink(missing_ok=True)
-    for bell in (settings.directory / "slots").glob("*.bell"):
-        bell.unlink(missing_ok=True)
+    """Return where the files lie that all processes have in memory."""
     shared = settings.shared_directory or settings.directory / "shared"
     shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     return shared
@@ -194,7 +189,7 @@ def _refuse_other_formats(path: Path) -> None:
                 f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
             ) from None
         return
-    if found not in (FORMAT, *_FORMATS_BEFORE):
+    if found != FORMAT:
         raise StartupError(
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
             "run the version that wrote it, or empty the directory (Forebay fetches the blocks again)"
@@ -208,23 +203,13 @@ def _write_format(path: Path) -> None:
 
 
 def _first_home(path: Path, main: str) -> str:
-    """That of blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
+    """Return the home of blocks that bear no home's name; in a new directory it is the main one of now."""
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")
     with suppress(OSError):  # a full disk: the next start writes it, and what is there can be read all the same
         write_durably(file, main.encode())
     return main
-
-
-def _bring_up_to_date(path: Path, slots: WorkerLocks) -> None:
-    """The files of versions 1 to 5 are read as they are; their index, which was another, is dropped."""
-    if _read(path / "FORMAT") == FORMAT:
-        return
-    if not slots.alone():
-        raise StartupError(f"processes of an earlier version use {path}: stop them first")
-    shutil.rmtree(path / "index", ignore_errors=True)
-    write_durably(path / "FORMAT", FORMAT)
 
 
 def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, worker: int) -> BlockIndex:

@@ -16,7 +16,7 @@ from gateway.core.errors import SnapshotUnusable
 from gateway.metadata.snapshots.object_file import Extent, Layout
 from gateway.policy.slots import Prefix
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 _MAGIC = "forebay snapshot"
 
 SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -80,14 +80,12 @@ def begin_write_out(descriptor: int, position: int, count: int) -> None:
 class StagedFile:
     """What the journal knows of one; `size_bytes` is the length of its bytes, without what lies behind them.
 
-    Without a name: bytes that only the origin has. `checksums` are those of a file of before, which has no trailer: its
-    row has them.
+    Without a name: bytes that only the origin has.
     """
 
     name: str
     size_bytes: int
     md5: bytes
-    checksums: bytes | None = None
 
     @property
     def is_here(self) -> bool:
@@ -95,7 +93,7 @@ class StagedFile:
 
     @property
     def disk_bytes(self) -> int:
-        return self.size_bytes + (trailer_bytes(self.size_bytes) if self.checksums is None else 0)
+        return self.size_bytes + trailer_bytes(self.size_bytes)
 
     @property
     def etag(self) -> str:
@@ -179,8 +177,6 @@ def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int
 
 def _checksums(descriptor: int, file: StagedFile, first: int, stop: int) -> bytes:
     at, end = first * CHECKSUM_BYTES, stop * CHECKSUM_BYTES
-    if file.checksums is not None:
-        return file.checksums[at:end]
     return _read(descriptor, file, file.size_bytes + at, end - at)
 
 
@@ -269,8 +265,7 @@ class Staging:
             length = os.fstat(descriptor).st_size
             if length != file.disk_bytes:
                 raise BufferDamaged(f"staged file {file.name} has {length} bytes, not {file.disk_bytes}")
-            if file.checksums is None:
-                _footer(descriptor, file)
+            _footer(descriptor, file)
         except BaseException:
             lease.close()
             raise
@@ -278,8 +273,6 @@ class Staging:
 
     def checksums(self, file: StagedFile) -> bytes:
         """Of all its chunks, 4 bytes little-endian each. BufferDamaged; OSError as the disk says it."""
-        if file.checksums is not None:
-            return file.checksums
         with self.open(file) as opened:
             packed = _checksums(opened.descriptor, file, 0, checksums_bytes(file.size_bytes) // CHECKSUM_BYTES)
             if crt.crc32c(packed) != _footer(opened.descriptor, file).checksums_crc:

@@ -68,16 +68,14 @@ def _seal(place: Place, body: bytes) -> bytes:
 
 
 def pack_file(file: StagedFile) -> bytes:
-    """`trailer` is the version of what lies behind the file's bytes; a row of before ends with their checksums."""
-    record = {"size": file.size_bytes, "md5": file.md5.hex()}
-    if file.checksums is None:
-        return pack(("files", file.name), record | {"trailer": trailer.VERSION})
-    return pack(("files", file.name), record, file.checksums)
+    """Pack a file's row; `trailer` is the version of what lies behind the file's bytes."""
+    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": trailer.VERSION}
+    return pack(("files", file.name), record)
 
 
 def unpack_file(name: str, packed: bytes) -> StagedFile:
-    record, checksums = unpack(("files", name), packed)
-    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]), None if "trailer" in record else checksums)
+    record, _ = unpack(("files", name), packed)
+    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]))
 
 
 def pack_part(write_id: int, part: Part) -> bytes:
