@@ -51,11 +51,10 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, OriginCredentials
 from gateway.origin.retry import SilenceBoard
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import OriginCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots

@@ -17,15 +17,10 @@ from typing import NamedTuple
 from gateway.config import OriginCredentialSettings, Settings
 from gateway.config import OriginSettings as OriginSettingsTable
 from gateway.core.clock import Clock
-from gateway.origin.client import Origin, OriginRequest
+from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest
 from gateway.origin.routing import RoutedOrigin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import (
-    ChainCredentials,
-    KeyPair,
-    OriginCredentials,
-    StaticCredentials,
-)
+from gateway.origin.signing import ChainCredentials, StaticCredentials
 from gateway.policy.slots import Prefix, PrefixMap
 
 

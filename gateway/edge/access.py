@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gateway.core.clock import Clock
 from gateway.core.errors import S3Error
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (
     EVERYTHING,

@@ -49,8 +49,7 @@ from gateway.metadata.observed_habits import (
 )
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
-from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import ListedEntry

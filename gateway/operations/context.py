@@ -26,8 +26,7 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.warm_up_queue import WarmUpQueue
-from gateway.origin.client import Origin
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, Origin
 from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error

@@ -29,8 +29,7 @@ from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.operations.context import Answer, RequestContext, Response, Told
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.flush_wait import FlushWait
-from gateway.origin.client import OriginRequest
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import RememberedRights, Right, RightTo
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from gateway.core.immutable import immutable
 from gateway.origin.receive_buffer import ReceiveBuffer
-
-if TYPE_CHECKING:
-    from gateway.origin.signing import KeyPair
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
@@ -63,6 +60,43 @@ ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
 IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
 """Whether somebody waits for what a request is part of, whatever it was begun for. It may change meanwhile. None: its
 purpose says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """An access key; `session_token` comes with temporary ones. Its repr shows no secret."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+class CredentialSource(Protocol):
+    """Who gives the key pair for requests to the origin."""
+
+    async def current(self) -> KeyPair:
+        """The pair to sign with now. CredentialsUnavailable when there is none."""
+
+
+class OriginCredentials(CredentialSource, Protocol):
+    """A source that also tells, without waiting, which pairs callers may sign with."""
+
+    async def start(self) -> None:
+        """Begin to look for a pair; returns at once, whether or not there is one."""
+
+    def known(self) -> tuple[KeyPair, ...]:
+        """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
+
+    def renew(self) -> None:
+        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
+        one is looked for; the pair is used meanwhile."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the pair is not renewed, where its source knows; it may be good still."""
+
+    async def aclose(self) -> None:
+        """Stop looking."""
 
 
 @immutable

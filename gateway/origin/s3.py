@@ -21,17 +21,16 @@ import structlog
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
-from gateway.core.immutable import immutable
 from gateway.origin.client import (
     ACCOUNT,
     OWN_CLOCK_REFUSED,
     OWN_KEY_REFUSED,
+    CredentialSource,
     Direction,
     HedgeOutcome,
     Origin,
     OriginRequest,
     OriginResponse,
-    Purpose,
     StreamedBody,
 )
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
@@ -56,8 +55,8 @@ from gateway.origin.retry import (
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import Addressing, CredentialsOf, CredentialSource, RequestSigner, Target
-from gateway.origin.traffic_meter import RequestRates
+from gateway.origin.signing import Addressing, CredentialsOf, RequestSigner, Target
+from gateway.origin.traffic_meter import Attempt, RequestRates
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
 from gateway.telemetry.rate_limited_log import RateLimitedLog
@@ -82,28 +81,6 @@ _LISTED_BYTES = 512 * 1024
 shorter, and a connection may hold as much anyway."""
 
 Headers = Mapping[str, str]
-
-
-@immutable
-class Attempt:
-    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
-
-    `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
-    byte of the request to the head of its answer, where that can be compared with others of its `kind`. `origin` is the
-    host and port of the endpoint.
-    """
-
-    slot: str
-    purpose: Purpose
-    method: str
-    status: int | None
-    seconds: float
-    sent_again_bytes: int = 0
-    kind: AnswerKind | None = None
-    answer_seconds: float = 0.0
-    origin: str = ""
-    bucket: str | None = None
-    key: str | None = None
 
 
 @dataclass(slots=True)

@@ -15,9 +15,8 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -25,7 +24,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
 from gateway.core.immutable import immutable
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import CredentialSource, KeyPair, OriginRequest
 from gateway.origin.request_body import RequestBody
 from gateway.origin.settings import AddressingStyle, OriginSettings
 from gateway.s3.requests import encode_key, encode_path, encode_query
@@ -122,43 +121,6 @@ def _is_virtual(style: AddressingStyle, is_aws: bool, bucket: str) -> bool:
 
 _LOOKUP_TIMEOUT_SECONDS = 10.0
 _LOOKUP_AGAIN_SECONDS = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """An access key; `session_token` comes with temporary ones. Its repr shows no secret."""
-
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-
-class CredentialSource(Protocol):
-    """Who gives the key pair for requests to the origin."""
-
-    async def current(self) -> KeyPair:
-        """The pair to sign with now. CredentialsUnavailable when there is none."""
-
-
-class OriginCredentials(CredentialSource, Protocol):
-    """A source that also tells, without waiting, which pairs callers may sign with."""
-
-    async def start(self) -> None:
-        """Begin to look for a pair; returns at once, whether or not there is one."""
-
-    def known(self) -> tuple[KeyPair, ...]:
-        """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
-
-    def renew(self) -> None:
-        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
-        one is looked for; the pair is used meanwhile."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why the pair is not renewed, where its source knows; it may be good still."""
-
-    async def aclose(self) -> None:
-        """Stop looking."""
 
 
 class StaticCredentials:

@@ -33,7 +33,7 @@ from botocore.utils import FileWebIdentityTokenLoader
 from gateway.core.cancellation import turn
 from gateway.core.clock import Clock
 from gateway.core.errors import CredentialsUnavailable
-from gateway.origin.signing import KeyPair, OriginCredentials
+from gateway.origin.client import KeyPair, OriginCredentials
 from gateway.s3.headers import parse_http_date
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from gateway.core import cancellation
+from gateway.core.immutable import immutable
 from gateway.origin.client import (
     IS_AWAITED,
     Direction,
@@ -25,8 +26,27 @@ from gateway.origin.client import (
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
 
-if TYPE_CHECKING:
-    from gateway.origin.s3 import Attempt  # brings the HTTP client with it, which a supervisor does not need
+
+@immutable
+class Attempt:
+    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
+
+    `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
+    byte of the request to the head of its answer, where that can be compared with others of its `kind`. `origin` is the
+    host and port of the endpoint.
+    """
+
+    slot: str
+    purpose: Purpose
+    method: str
+    status: int | None
+    seconds: float
+    sent_again_bytes: int = 0
+    kind: AnswerKind | None = None
+    answer_seconds: float = 0.0
+    origin: str = ""
+    bucket: str | None = None
+    key: str | None = None
 
 
 RANKS: Mapping[Purpose, tuple[int, int]] = {
