@@ -1,13 +1,12 @@
-"""Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
+"""Opening and closing the cache directory: its format, leftovers of crashes, and the trust in the index.
 
-    FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
-    HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
-    PINS     the prefixes whose blocks stay (index.py)
-    BOOT     the kernel's boot id when the index was last opened or begun anew
-    CLEAN    there while no process has the directory open and the index is synced to disk
+FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when no process has it open
+HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py) PINS
+the prefixes whose blocks stay (index.py) BOOT     the kernel's boot id when the index was last opened or begun anew
+CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (index_rebuild.py). What a dead worker has left, the index names:
+headers builds it anew while the cache is in use (index_rebuild.py). The index names a dead worker's leftovers:
 fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
 """
 
@@ -153,7 +152,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
 
 
 def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
         blocks.index.follow(blocks.capacity)
@@ -173,7 +172,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
 
 
 def _shared_directory(settings: BlockSettings) -> Path:
-    """Where the files lie that all processes have in memory. Those of an earlier version lie in `directory`."""
+    """Return the directory of shared memory files. Those of an earlier version lie in `directory`."""
     (settings.directory / "claims").unlink(missing_ok=True)
     for bell in (settings.directory / "slots").glob("*.bell"):
         bell.unlink(missing_ok=True)
@@ -208,7 +207,7 @@ def _write_format(path: Path) -> None:
 
 
 def _first_home(path: Path, main: str) -> str:
-    """That of blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
+    """Return the home of blocks without a home tag: for a new or old directory the present main origin."""
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -228,7 +227,7 @@ def _bring_up_to_date(path: Path, slots: WorkerLocks) -> None:
 
 
 def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, worker: int) -> BlockIndex:
-    """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    """Open the index, or begin a new one if it cannot be trusted. CLEAN is gone then, and BOOT is current."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
