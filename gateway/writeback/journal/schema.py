@@ -1,27 +1,27 @@
-"""The journal's tables (SQLite), their version, and how those of the versions before become them.
+"""The journal's tables (SQLite), their version, and the conversion of earlier versions.
 
-    node       who this node is, and how often its buffer has been put in order: with a write's `id`, its identity
+    node       this node's id, and how often its buffer was recovered: with a write's `id`, its identity
     writes     a write, from CreateMultipartUpload, PutObject or DeleteObject to its end
     parts      (write, number) → a part of it, its file
-    files      a staged file's name → its length, MD5; the slot on whose account it is
-    freed      names of staged files that nothing refers to any more, until they are removed
-    usage      a slot → what its files take, and how many writes of it are acknowledged and not at the origin
-    profiles   a bucket → what was learned of it
-    origin     a key → what the origin has under it by our own doing, and since when
-    checkpoints, checkpoint_objects   what belongs together (checkpoints.py), since version 3
-    local_usage    a slot → what of its writes is kept here only, since version 3
+    files      a staged file's name → its length, MD5, and the slot that it counts for
+    freed      names of staged files without references, until they are removed
+    usage      a slot → the bytes of its files, and how many of its acknowledged writes are not at the origin
+    profiles   a bucket → the facts learned of it
+    origin     a key → the last change by this gateway at the origin, and when
+    checkpoints, checkpoint_objects   groups of objects (checkpoints.py), since version 3
+    local_usage    a slot → the bytes and writes that are kept only here, since version 3
 
-Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
-`sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
-has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
-that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
-in which a person may have to help, since `failing_since` (NULL: only the bucket is away), of which `last_error` is the
-last. `priority` is records.Priority. `damaged` is 1 for what turned out not to be what was written. `behind` is set of
-markers: the prefix of what they wait for.
+Of `writes`: `state` is records.State; `pending` is 1 for acknowledged writes that the origin does not have; `sequence`
+is the place in the order of writes, once there is one, `since_sequence` that of the first write that it replaced.
+`due_at` is when the reconciler looks at it (seconds since 1970); NULL while it waits: for the write with
+`after_sequence`, for a person, or for the process that handles it. `attempts` counts the failures in a row for which a
+person may be needed, since `failing_since` (NULL: only the bucket is away); `last_error` is the latest. `priority` is
+records.Priority. `damaged` is 1 for a write whose bytes or row are damaged. `behind` is set of markers: the prefix
+whose earlier writes they wait for.
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's hash slot
-(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the
-origin has names no file (`""`). Triggers keep `usage`: whatever changes files or writes changes it, too.
+Keys of objects are blobs of UTF-8, so that they sort in S3's order. `place` is the key's hash slot
+(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has
+names no file (`""`). Triggers keep `usage` whenever files or writes change.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ VERSION = 4
 _WITHOUT_CHECKPOINTS = 2
 
 _APPLICATION_ID = 0x464F5242
-"""`FORB`: the file says of itself that it is a journal of Forebay."""
+"""`FORB`: marks the file as a journal of Forebay."""
 
 _FILE_MODE = 0o600
 
 BUSY_SECONDS_MAX = 5.0
-"""Commits take milliseconds, seconds on a bad disk: who holds the journal longer is stopped in the midst of one."""
+"""Commits take milliseconds, seconds on a bad disk: a process that holds the journal longer was stopped during one."""
 
 _TABLES = """
 CREATE TABLE node (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -112,7 +112,7 @@ CREATE TABLE local_usage (
   slot TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
-"""What version 3 has besides the tables of version 2."""
+"""The tables that version 3 adds to version 2."""
 
 _TRIGGERS = """
 CREATE TRIGGER files_insert AFTER INSERT ON files BEGIN
@@ -152,11 +152,11 @@ CREATE TRIGGER local_delete AFTER DELETE ON writes WHEN old.state = -1 BEGIN
   UPDATE local_usage SET size_bytes = size_bytes - old.size_bytes, objects = objects - 1 WHERE slot = old.slot;
 END;
 """
-"""The same of version 3: what is kept here only."""
+"""The triggers of version 3, for `local_usage`."""
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """A connection whose commits survive a power cut, and whose reads wait for no writer. OSError, sqlite3.Error.
+    """Return a connection whose commits survive a power cut, and whose reads never wait. OSError, sqlite3.Error.
 
     SQLite gives its -wal and -shm the mode of the file itself.
     """
@@ -170,18 +170,18 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def connect_reading(path: str, *, without_log: bool = False) -> sqlite3.Connection:
-    """A connection that changes nothing, to a journal that others have open. sqlite3.Error.
+    """Return a read-only connection to a journal that others have open. sqlite3.Error.
 
-    `without_log`: what its log holds is not seen, and no room is needed for a log and its index.
+    `without_log` ignores the log, and needs no room for a log and its index.
     """
     how = "mode=ro&immutable=1" if without_log else "mode=ro"
     return sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _create_file(path: str) -> None:
-    """Where there is none. To close a second descriptor of a file that SQLite has open in this process drops its locks
-    (POSIX): who closes the file next would take himself for the last, and remove the log that others write to.
-    """
+    """Create the file if it is missing, and never open an existing one: closing a second descriptor of a file that
+    SQLite has open in this process drops its locks (POSIX), and the next process to close the file would take itself
+    for the last, and remove the log that others write to."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
 
@@ -212,7 +212,7 @@ def is_new(connection: sqlite3.Connection) -> bool:
 
 
 def check_version(connection: sqlite3.Connection) -> int:
-    """The journal's version: this one, or one before. StartupError for any other, and for what is no journal."""
+    """Return the journal's version: this one, or an earlier one. StartupError for any other, and for other files."""
     version = _pragma(connection, "user_version")
     if (
         version not in range(_WITHOUT_CHECKPOINTS, VERSION + 1)
@@ -226,7 +226,7 @@ def check_version(connection: sqlite3.Connection) -> int:
 
 
 def has_our_tables(connection: sqlite3.Connection) -> bool:
-    """Whether tables, indexes and triggers are, to the letter, those of the journal's version."""
+    """Return whether tables, indexes and triggers are, to the letter, those of the journal's version."""
     with closing(sqlite3.connect(":memory:")) as new:
         create(new, check_version(connection))
         return _statements(connection) == _statements(new)
@@ -237,7 +237,7 @@ def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def create(connection: sqlite3.Connection, version: int = VERSION) -> None:
-    """The tables of an empty journal of version 2 or later: 3 and 4 have the same."""
+    """Create the tables of an empty journal of version 2 or later: 3 and 4 have the same."""
     for statement in _statements_of(_TABLES, _TRIGGERS):
         connection.execute(statement)
     if version > _WITHOUT_CHECKPOINTS:
