@@ -24,7 +24,7 @@ from gateway.telemetry.metric_observers import CacheMetrics
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a cache must see to itself, and what its readers share."""
+    """The parts of a cache that it looks after itself, with those that its readers share."""
 
     tools: ReadDependencies
     opened: OpenDirectory

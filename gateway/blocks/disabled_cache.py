@@ -1,4 +1,4 @@
-"""What stands in the place of the block cache where its directory cannot be opened: every read goes to the origin."""
+"""Replacement of the block cache when its directory cannot be opened: every read goes to the origin."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class ClosedCache:
         return OriginReader(get, byte_range, slot, self._observer)
 
     async def follow(self, capacity_bytes: int) -> None:
-        """Nothing hangs on it, or on slots."""
+        """Do nothing: there is no capacity and no slot to follow."""
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
-        """Nothing is here."""
+        """Return None."""
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         return False
@@ -78,13 +78,13 @@ class ClosedCache:
         return ByteRange(first, first)
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> None:
-        """Who may ask for what is agreed on in the directory."""
+        """Return None: the right would need the directory."""
 
     async def invalidate(self, key: ObjectKey) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class OriginReader:

@@ -49,12 +49,12 @@ OPENING_SECONDS_MAX = 60.0
 """Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
 
 CLOSING_SECONDS_MAX = 10.0
-"""Who cannot close it in order leaves it as it is."""
+"""Seconds after which a process leaves the catalog as it is, not closed in order."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
-"""What LMDB says of files that it did not write, or that have been harmed."""
+"""LMDB's errors for files that it did not write or that are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
 
 
 def disbelieve(path: Path) -> None:
-    """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
+    """Make the next process that opens the catalog drop everything; raise StoreUnavailable when the disk fails."""
     try:
         if path.is_dir():  # a new disk has none
             remove_durably(path / "BOOT", path / "CLEAN")
@@ -146,7 +146,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
 
 
 def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
-    """Begun anew where a full disk does not take what opening writes, and nobody else has it open: that makes room."""
+    """Open the catalog; if the disk is too full and no other process has it open, drop it to make room."""
     try:
         return _open_recovered(path, users, process, size_bytes_max)
     except (OSError, lmdb.Error) as error:

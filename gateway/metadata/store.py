@@ -78,7 +78,7 @@ class DiskThread:
         return begun is not None and time.monotonic() - begun > seconds
 
     def submit(self, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> asyncio.Future[R]:
-        """Have it done behind everything submitted before. Who does not look at the result need not."""
+        """Run the work after everything submitted before. Callers may ignore the result."""
         if self._is_closing:
             raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
@@ -130,7 +130,7 @@ class DiskThread:
 
 
 async def in_time(result: asyncio.Future[R], seconds_max: float) -> R:
-    """The result; TimeoutError when it is not there in time. The work goes on, whoever leaves."""
+    """Return the result, or raise TimeoutError. The work goes on when its caller leaves."""
     async with asyncio.timeout(seconds_max):
         return await result
 
@@ -141,7 +141,7 @@ def _looked_at(result: asyncio.Future[Any]) -> None:
 
 
 SIZE_BYTES_MAX = 16 * 1024**3
-"""What the entries may take: about 100 million objects without extra records."""
+"""Limit of the entries' size: about 100 million objects without extra records."""
 
 LANDED_PER_TRANSACTION = 32
 """About half a millisecond: own writes of other processes wait no longer than that."""
@@ -150,12 +150,12 @@ _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
 _COMPARED = CATALOG_KEY_BYTES_MAX - 32
-"""So much of a catalog key is the bucket's name and the key's, however long that is."""
+"""Bytes of a catalog key that always come from the bucket's name and the key, however long they are."""
 
 
 @immutable
 class CatalogUpdate:
-    """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
+    """An entry on its way into the catalog; `of_version`: it describes its version, whichever is current."""
 
     key: ObjectKey
     entry: Entry
@@ -204,7 +204,7 @@ class CatalogStore:
         self._entries, self._extras, self._versions = tables
 
     def lookup(self, key: ObjectKey) -> Entry | None:
-        """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
+        """Return the entry of a key unless an own write has voided it; None also when the disk fails."""
         record_key = catalog_key(key)
         entry = self._entry(key, record_key)
         if entry is None or not self.epochs.is_current(entry.observed_at, key.bucket, record_key):
@@ -212,11 +212,11 @@ class CatalogStore:
         return entry
 
     def last(self, key: ObjectKey) -> Entry | None:
-        """What was known of a key, though it may be void by now: it answers nothing but what has become of it."""
+        """Return the last entry of a key even if void. Callers may compare it, but not answer with it."""
         return self._entry(key, catalog_key(key))
 
     def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
-        """The same as `lookup`, for who asks again and again whether it is still so."""
+        """Do the same as `lookup`, with a record for callers that check repeatedly whether the entry still holds."""
         record_key, seen = catalog_key(key), self.last_commit.number()
         record, extra = self.packed(record_key)
         entry = unpack(record_key, key, record, extra) if record is not None else None
@@ -228,7 +228,7 @@ class CatalogStore:
         return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
     def lookup_version(self, version: ObjectVersion) -> Entry | None:
-        """What is known of one version; no own write voids it. None also when the disk gives nothing."""
+        """Return the entry of one version; no own write voids it. None also when the disk fails."""
         record_key = version_key(version)
         try:
             with self._environment.begin() as transaction:
@@ -265,7 +265,7 @@ class CatalogStore:
     def void_if_listed_otherwise(
         self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
     ) -> None:
-        """Void what is known of keys, in order, of which the origin has listed another `version`: ETag and size."""
+        """Void entries whose keys the origin has listed, in order, with another `version`: ETag and size."""
         if not listed:
             return
         found = []
@@ -410,7 +410,7 @@ class CatalogWriter:
             await self._writing
 
     async def close(self) -> bool:
-        """Write what is left; False when that takes too long, and the thread is left behind."""
+        """Write the remaining updates. Return False when that takes too long; the thread is left behind then."""
         if not self._thread.is_stuck(LAND_SECONDS_MAX):
             await self.settle()
         return await self._thread.close(LAND_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""What the rest of the gateway asks of an origin: one request in, one streamed answer out.
+"""The gateway's interface to an origin: one request in, one streamed answer out.
 
 Everything that leaves for the origin is an `OriginRequest`; `S3Origin` (s3.py) signs and sends it, `MemoryOrigin`
 answers it in tests. Header names are lower case. Header values are latin-1 decoded text, that is, each
@@ -20,10 +20,10 @@ from gateway.origin.receive_buffer import ReceiveBuffer
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
 OWN_KEY_REFUSED = "The origin refuses the key of this gateway"
-"""The message of a 403 begins so that is about the gateway's own key, and not about what it may do."""
+"""Beginning of a 403's message that is about the gateway's own key, and not about the key's rights."""
 
 OWN_CLOCK_REFUSED = "The origin has another time than this gateway, and refuses what it signs"
-"""The same where the key is not to blame."""
+"""Error text where the clock, not the key, is to blame."""
 
 
 Direction = Literal["read", "write"]
@@ -42,7 +42,7 @@ class Purpose(StrEnum):
 
 
 class HedgeOutcome(StrEnum):
-    """What became of a read that was sent again because it was stuck: a label of metrics."""
+    """Outcome of a read that was sent again because it was stuck: a label of metrics."""
 
     WON = "won"
     """The second connection brought the bytes."""
@@ -54,12 +54,12 @@ class HedgeOutcome(StrEnum):
 
 
 ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
-"""Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
+"""Account of the caller whose request needs the origin: accounts share out connections. Empty: the gateway's own."""
 
 
 IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
-"""Whether somebody waits for what a request is part of, whatever it was begun for. It may change meanwhile. None: its
-purpose says so."""
+"""True if a client waits for the work that a request belongs to, whatever its purpose. It may change during the
+request. None: the purpose decides."""
 
 
 @dataclass(frozen=True, slots=True)

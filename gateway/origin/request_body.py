@@ -23,7 +23,7 @@ from gateway.s3 import aws_chunked
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 CHUNK_BYTES = 1024 * 1024
-"""Of aws-chunked."""
+"""Size of an aws-chunked chunk."""
 
 EXPECT_CONTINUE_MIN_BYTES = 256 * 1024
 """Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset.
@@ -132,7 +132,7 @@ class FirstPieceAwaited:
 
 
 def with_first_piece(request: OriginRequest, body: StreamedBody) -> tuple[OriginRequest, FirstPieceAwaited]:
-    """The same request, and what to wait for before a connection is taken for it."""
+    """Return the request with a source that the caller can await before it takes a connection."""
     source = FirstPieceAwaited(body.chunks)
     return replace(request, body=replace(body, chunks=source)), source
 

@@ -5,7 +5,7 @@ identity, container, instance metadata; pairs that expire are refreshed by it. O
 buckets and the origin's time are learned from what it answers.
 
 `Addressing` says where a request goes, path style or virtual-hosted style, and gives the exact bytes of its target.
-Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
+Keys reach the wire unchanged except for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
 Sources: S3 user guide, "Virtual hosting of buckets"; RFC 3986, 2.3.
 """
 
@@ -101,7 +101,7 @@ class Addressing:
         self._is_aws = _AWS_HOST.search(url.hostname) is not None
 
     def target(self, bucket: str | None, key: str | None, query: Query) -> Target:
-        """Where the request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
+        """Return where a request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
         encoded_query = encode_query(query)
         if bucket is None:
             return Target(self._scheme, self._host, f"{self._base_path}/", encoded_query)
@@ -159,7 +159,7 @@ class ChainCredentials:
     """
 
     problem: str | None = None
-    """A pair is renewed when it is asked for: who asks has the error."""
+    """A pair is renewed on request: the caller gets the error."""
 
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
         # Only who has no pair of its own needs it: 0.2 s of CPU and 20 MB in every process. Not first in the look-up,
@@ -175,7 +175,7 @@ class ChainCredentials:
         self._known: tuple[KeyPair, ...] = ()
         self._found: Any = None
         self._failure: str | None = None
-        """Of the last look-up, where one of the chain's providers failed."""
+        """Error of the last look-up, if one of the chain's providers failed."""
 
         self._look_again_at = 0.0
         self._lookup: asyncio.Task[None] | None = None
@@ -303,7 +303,6 @@ log = structlog.get_logger(__name__)
 
 
 CredentialsOf = Callable[[OriginRequest], CredentialSource]
-"""Who gives the key pair for this request."""
 
 
 class RequestSigner:
@@ -345,7 +344,7 @@ class RequestSigner:
         return headers
 
     async def _pair(self, request: OriginRequest) -> KeyPair:
-        """The one to sign with now. Settings may change while it is waited for: then another source has it."""
+        """Return the pair to sign with now. If settings change during the wait, ask the new source."""
         while True:
             credentials = self._credentials_of(request)
             try:

@@ -1,4 +1,4 @@
-"""Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
+"""Opening and closing the cache directory: its format, leftovers of crashes, and the trust in the index.
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
@@ -7,7 +7,7 @@
     CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (index_rebuild.py). What a dead worker has left, the index names:
+headers builds it anew while the cache is in use (index_rebuild.py). The index names a dead worker's leftovers:
 fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
 """
 
@@ -151,7 +151,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
 
 
 def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
         blocks.index.follow(blocks.capacity)
@@ -213,7 +213,7 @@ def _first_home(path: Path, main: str) -> str:
 
 
 def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, worker: int) -> BlockIndex:
-    """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    """Open the index, or begin a new one if it cannot be trusted. CLEAN is gone then, and BOOT is current."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()

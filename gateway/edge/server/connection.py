@@ -59,9 +59,8 @@ FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
 
 PROBE_SECONDS = (2.0, 8.0, 32.0)
-"""How long nothing was read from a client whose request is not answered yet, when it is asked whether it is there. The
-end of its side may stand behind more than the kernel takes. Go's client takes five interim responses at most.
-"""
+"""Seconds without a read from a client whose request is not answered yet, after which it is probed. The end of its side
+may stand behind more than the kernel takes. Go's client takes five interim responses at most."""
 
 RECEIVED_AT_ONCE_BYTES = 64 * 1024
 """asyncio asks for 256 KiB at each `recv`, however little there is. Until the process has freed a piece as large, the C
@@ -71,7 +70,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Input(Enum):
-    """What the bytes that arrive belong to."""
+    """Destination of the bytes that arrive."""
 
     HEAD = auto()
     BODY = auto()
@@ -105,7 +104,7 @@ class S3Connection(HttpToolsProtocol):
         self._input = Input.HEAD
         self._received: bytes | bytearray = b""
         self._held_bytes = 0
-        """What of it counts among all that connections hold."""
+        """Bytes of it that count in the total of all connections."""
         self._unread_since: float | None = None
         self._refusal_deadline: float | None = None
         self._fresh = True
@@ -281,7 +280,7 @@ class S3Connection(HttpToolsProtocol):
 
     @property
     def waits_for_request(self) -> bool:
-        """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
+        """True if the connection is idle, or its request is not complete yet."""
         return self._input is Input.HEAD
 
     def is_idle(self, now: float) -> bool:
@@ -289,7 +288,7 @@ class S3Connection(HttpToolsProtocol):
 
     @property
     def lingers(self) -> bool:
-        """Whether everything is said, and what still arrives is thrown away."""
+        """True if everything is sent, and bytes that still arrive are thrown away."""
         return self._input is Input.NOTHING and self.cycle is None
 
     def make_room(self) -> bool:
@@ -356,7 +355,7 @@ class S3Protocol(S3Connection):
         self._receive_threads = receive_threads
         self._head_deadline_set = False
         self._is_looked_at = False
-        """Whether the head that is begun next is known not to be prepared."""
+        """True if the head that has begun is known not to be prepared."""
         self._incomplete: IncompleteHead | None = None
         self._prepared = prepared
         self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
@@ -461,8 +460,8 @@ class S3Protocol(S3Connection):
     # What need not go the whole way
 
     def _is_prepared(self, head: bytes) -> bool:
-        """Whether a request was answered by what is prepared, or is about to be: when the origin has said what it is
-        asked about it, or when a file is sent that the kernel does not take all of, which goes on in a task."""
+        """Return True if a request was answered as prepared, or will be: once the origin has answered a question about
+        it, or by a task that sends the rest of a file that the kernel does not take at once."""
         heads, prepared = self._prepared_heads, self._prepared
         if heads is None or prepared is None or self._received or not self._may_send_now():
             return False
@@ -495,7 +494,7 @@ class S3Protocol(S3Connection):
         return True
 
     def _may_send_now(self) -> bool:
-        """Whether the kernel is the only one that bytes may wait for; what is encrypted waits in the transport, too."""
+        """Return True if bytes wait for the kernel alone; encrypted ones wait in the transport, too."""
         return not self.flow.write_paused and (self.wire is None or not self.transport.get_write_buffer_size())
 
     def _prepared_cycle(self, method: str) -> RequestCycle:
@@ -666,4 +665,4 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
 
 
 async def _nothing() -> None:
-    """What is left of an application that has returned."""
+    """Stand in for an application that has returned."""

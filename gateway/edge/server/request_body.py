@@ -1,12 +1,12 @@
-"""A request body between the connection and whoever wants it: framing taken off, strictly, pieces queued, or received
-by threads straight from the socket.
+"""A request body between the connection and its reader: framing taken off, strictly, pieces queued, or received by
+threads straight from the socket.
 
 The payload of an S3 upload may itself be aws-chunked: that is another layer, `s3.aws_chunked`.
 
-Plain HTTP with a Content-Length, and more than DIRECT_BYTES_MIN of it still to come: the transport stops reading, what
-it has read already is handed on first, then threads receive from the socket itself (`BodyDrain`). A thread is lent only
-while bytes wait: for a slow sender the event loop waits, so thousands of them hold no thread and no buffer. All other
-bodies, encrypted, chunked or small, are queued by the event loop (`BodyQueue`), and handed on in batches.
+Plain HTTP with a Content-Length, and more than DIRECT_BYTES_MIN of it still to come: the transport stops reading, bytes
+that it has read already are handed on first, then threads receive from the socket itself (`BodyDrain`). A thread is
+lent only while bytes wait: for a slow sender the event loop waits, so thousands of them hold no thread and no buffer.
+All other bodies, encrypted, chunked or small, are queued by the event loop (`BodyQueue`), and handed on in batches.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MAX_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8 * 1024
 
 CHUNK_BYTES_MIN = 256
-"""Of a chunk, on average: some clients send each of their writes, the line that begins an aws-chunk too, as one."""
+"""Average size of a chunk at least: some clients send each of their writes as one, also the line of an aws-chunk."""
 
 SMALL_CHUNKS_MAX = 1024
-"""So many chunks may have any size. What one read of the socket has brought is taken apart at once, and each costs as
-much as kilobytes do."""
+"""Number of chunks that may have any size. The bytes of one read of the socket are parsed at once, and each chunk costs
+as much as kilobytes do."""
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
@@ -146,7 +146,7 @@ class ChunkedDecoder:
 
 
 _PIECE_OVERHEAD_BYTES = 256
-"""What a queued piece costs beside its bytes, so that a drizzle of one-byte packets is bounded in memory too."""
+"""Cost of a queued piece beside its bytes, so that many one-byte packets are bounded in memory, too."""
 
 _WORTH_JOINING_BYTES = 64 * 1024
 
@@ -169,11 +169,11 @@ class BodyQueue:
 
     @property
     def left_bytes(self) -> int | None:
-        """What of the Content-Length is still to come; None for a chunked body."""
+        """Bytes of the Content-Length that are still to come; None for a chunked body."""
         return self._left if self._decoder is None else None
 
     def count(self, size_bytes: int) -> None:
-        """So much of a body with a Content-Length was received past the queue."""
+        """Count bytes of a body with a Content-Length that were received past the queue."""
         self._left -= size_bytes
         self.received_bytes += size_bytes
         self.complete = not self._left
@@ -234,7 +234,7 @@ class BodyQueue:
 
 
 NO_BODY = BodyQueue(0)
-"""Of all requests without one: nothing is ever fed to it."""
+"""The body of all requests without one: it is never fed."""
 
 
 BUFFER_BYTES = 1024 * 1024
@@ -253,7 +253,7 @@ def default_threads() -> int:
 
 
 THREADS_BESIDE_READS = 3
-"""How many receive where reads are answered meanwhile: each more takes the interpreter, and the processor, from those
+"""Limit of receiving threads while reads are answered: each more takes the interpreter, and the processor, from reads
 (docs/decisions/0038-reads-beside-uploads.md)."""
 
 _READS_PER_SECOND = 50.0
@@ -261,7 +261,7 @@ _READS_WINDOW_SECONDS = 0.1
 
 
 class ReadRate:
-    """Whether many GET and HEAD requests come. `begun` is counted up by whoever begins to answer one."""
+    """Detects many GET and HEAD requests. Each call that begins an answer adds 1 to `begun`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -270,7 +270,7 @@ class ReadRate:
         self.begun = 0
 
     def is_high(self) -> bool:
-        """At least 50 a second, over the last tenth of a second that was looked at, or longer where nobody looked."""
+        """Return True at 50 requests a second, over a tenth of a second or the longer time since the last call."""
         elapsed_seconds = self._clock() - self._since_seconds
         if elapsed_seconds >= _READS_WINDOW_SECONDS:
             self._is_high = self.begun - self._counted >= _READS_PER_SECOND * elapsed_seconds
@@ -327,7 +327,7 @@ class ReceiveThreads:
         """For the first step of an upload."""
 
         self.asked = 0
-        """How many have a thread or wait for one."""
+        """Number of calls that have a thread or wait for one."""
 
     def buffer(self) -> memoryview:
         """The calling thread's: used again and again, so that it costs no page faults."""
@@ -337,7 +337,7 @@ class ReceiveThreads:
         return own
 
     async def run(self, stop: Callable[[], None], work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """What `work` returns or raises; it has ended when this returns, whatever ends it.
+        """Run `work` on a thread and return or raise its result; `work` has ended when this returns, even by an error.
 
         When the caller is cancelled, `stop` is called, which should make the work end soon.
         """
@@ -385,7 +385,7 @@ class ReceiveThreads:
 
 
 def readable(descriptor: int) -> bool:
-    """Has the kernel bytes for us, or the end of the connection, that nobody has seen yet?"""
+    """Return True if the kernel has unread bytes, or the end of the connection."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
@@ -395,7 +395,7 @@ DIRECT_BYTES_MIN = 64 * 1024
 """Less than that comes over the event loop: it costs one read there, and here a descriptor and a thread."""
 
 SHARE_BYTES = 8 * 1024 * 1024
-"""What one turn receives before the thread goes to whoever waits for one."""
+"""Bytes that one turn receives before the thread goes to the next waiting body."""
 
 
 class ReadBatch(Enum):
@@ -440,7 +440,7 @@ class DirectReceive:
         return self._socket.fileno()
 
     def readable_from(self, size_bytes: int) -> None:
-        """So many bytes must have arrived from now on before the socket counts as readable; or its end.
+        """Let the socket count as readable when `size_bytes` more have arrived, or its end.
 
         (SO_RCVLOWAT, socket(7); the kernel makes its own buffer large enough, tcp(7).)
         """
@@ -482,26 +482,26 @@ class DirectReceive:
 
 
 RECEIVE_INTO = "forebay.receive_into"
-"""Where in the scope the application finds an async function that receives all the rest of the body into a sink."""
+"""Key in the scope of an async function that receives all the rest of the body into a sink."""
 
 GATHERED_BYTES = 1024 * 1024
-"""So much should wait in the kernel before a thread is asked for, or the rest of the body."""
+"""Bytes in the kernel, or the rest of the body, for which a thread is requested."""
 
 QUEUED_BYTES = 256 * 1024
-"""The same for what the event loop receives."""
+"""Bytes gathered when the event loop receives."""
 
 GATHERING_SECONDS = 0.02
-"""How long fewer bytes wait for more of them."""
+"""Seconds for which fewer bytes wait for more."""
 
 SLOW_GATHERING_SECONDS_MAX = 1.0
-"""The same where a sender has turned out to be slow."""
+"""Seconds for which they wait when a sender has turned out to be slow."""
 
 SLOW_BYTES = 64 * 1024
-"""Of a sender that brings less than this in the time, they wait longer the next time."""
+"""A sender that brings less in that time waits longer the next time."""
 
 
 class Gathering:
-    """How long the bytes of one body wait for more of them.
+    """The time for which bytes of one body wait for more.
 
     A turn on a thread costs the same for a packet as for a MiB, and there may be thousands of slow senders. So the time
     grows eightfold while turns bring little. Neither a fast sender nor the end of a body waits for it: GATHERED_BYTES

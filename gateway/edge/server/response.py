@@ -48,9 +48,9 @@ Header = tuple[bytes, bytes]
 class EncodedResponse:
     """A response that the server writes as it is, in one message of the application (`RESPONSE` in cycle.py).
 
-    `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at them again: whoever
-    made them has checked that each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is
-    not among the headers. Where `body` is None, it follows in messages of its own.
+    `headers` are treated as those of ASGI are; `lines` are sent without another check: their maker has checked that
+    each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is not among the headers.
+    Where `body` is None, it follows in messages of its own.
     """
 
     status: int
@@ -59,7 +59,7 @@ class EncodedResponse:
     body: bytes | memoryview | FileSpan | None
     length_bytes: int | None = None
     sent_bytes: int = 0
-    """How much of the body has been sent: the server's to tell."""
+    """Bytes of the body that have been sent; the server sets it."""
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ def gone() -> ClientDisconnected:
 
 
 IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
-"""Who answers, and which answer it is (S3 API, "Common Response Headers")."""
+"""Server and request ids (S3 API, "Common Response Headers")."""
 
 _numbers = itertools.count()
 
@@ -309,7 +309,7 @@ def _send_once(pipe: _Pipe, socket_descriptor: int, span: FileSpan, offset: int,
 
 
 class _Pipe:
-    """Empty but within `send_span`: what is left over of one file would be sent as another's."""
+    """A pipe that is empty outside `send_span`: left-over bytes of one file would be sent as another's."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -519,7 +519,8 @@ class ResponseWriter:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
     def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> Sender | None:
-        """Give the kernel what it takes of a file now; what is left is for `finish`. `is_fresh` is of FileSender.
+        """Give the kernel as much of a file as it takes now, and return a sender of the rest for `finish`. `is_fresh`
+        is that of FileSender.
 
         Raises as `write_bytes` and `FileSender.push` do.
         """
@@ -626,7 +627,7 @@ class ResponseWriter:
 
 
 class WriteWatch:
-    """Looks now and then whether a connection takes what is sent. Pure but for what it looks at."""
+    """Watches whether a connection takes sent bytes. Pure, except that it reads the connection's state."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -634,7 +635,7 @@ class WriteWatch:
         self._progress_at = 0.0
 
     def stalled(self, transport: asyncio.WriteTransport, writer: ResponseWriter | None, now: float) -> bool:
-        """Whether something waits to be taken, and nothing has been for longer than allowed."""
+        """Return True if bytes wait to be taken, and none were for longer than allowed."""
         unsent_bytes = transport.get_write_buffer_size()
         if not unsent_bytes and (writer is None or not writer.sending):
             self._progress = None

@@ -1,6 +1,5 @@
-"""What the connections of one server share: bounds on what all of them hold, and a watch over those that nobody reads
-from, whose clients may have left.
-"""
+"""The shared state of one server's connections: bounds on what all of them hold, and a watch over unread connections,
+whose clients may have left."""
 
 from __future__ import annotations
 
@@ -114,7 +113,7 @@ class ClientWatch:
 
 
 class InputFlow(FlowControl):
-    """uvicorn's; calls `on_unread` when nobody reads any more, and `on_read` when somebody does again."""
+    """uvicorn's flow control; calls `on_unread` when reading pauses, and `on_read` when it resumes."""
 
     def __init__(
         self, transport: asyncio.Transport, on_unread: Callable[[], None], on_read: Callable[[], None]

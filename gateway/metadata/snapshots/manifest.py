@@ -1,6 +1,6 @@
-"""What is known of a snapshot as a whole: its name, and the manifest beside its objects; docs/on-disk-format.md.
+"""The manifest of a snapshot, which lies beside its objects; docs/on-disk-format.md.
 
-"forebay snapshot 2", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
+"forebay snapshot 2", the CRC32C of the rest in hexadecimal digits, LF, the manifest as JSON
 """
 
 from __future__ import annotations

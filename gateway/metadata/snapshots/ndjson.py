@@ -37,7 +37,7 @@ class BadLine(ForebayError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first line says. `objects` and `digest` None: it does not say them, and nothing is compared."""
+    """The first line. If `objects` or `digest` is None, the reader compares nothing."""
 
     prefix: Prefix
     origin: str

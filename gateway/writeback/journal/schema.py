@@ -1,27 +1,27 @@
 """The journal's tables (SQLite) and their version.
 
-    node       who this node is, and how often its buffer has been put in order: with a write's `id`, its identity
+    node       this node's id, and how often its buffer was recovered: with a write's `id`, its identity
     writes     a write, from CreateMultipartUpload, PutObject or DeleteObject to its end
     parts      (write, number) → a part of it, its file
-    files      a staged file's name → its length, MD5; the slot on whose account it is
-    freed      names of staged files that nothing refers to any more, until they are removed
-    usage      a slot → what its files take, and how many writes of it are acknowledged and not at the origin
-    profiles   a bucket → what was learned of it
-    origin     a key → what the origin has under it by our own doing, and since when
-    checkpoints, checkpoint_objects   what belongs together (checkpoints.py)
-    local_usage    a slot → what of its writes is kept here only
+    files      a staged file's name → its length, MD5, and the slot that it counts for
+    freed      names of staged files without references, until they are removed
+    usage      a slot → the bytes of its files, and how many of its acknowledged writes are not at the origin
+    profiles   a bucket → the facts learned of it
+    origin     a key → the last change by this gateway at the origin, and when
+    checkpoints, checkpoint_objects   groups of objects (checkpoints.py)
+    local_usage    a slot → the bytes and writes that are kept only here
 
-Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
-`sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
-has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
-that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
-in which a person may have to help, since `failing_since` (NULL: only the bucket is away), of which `last_error` is the
-last. `priority` is records.Priority. `damaged` is 1 for what turned out not to be what was written. `behind` is set of
-markers: the prefix of what they wait for.
+Of `writes`: `state` is records.State; `pending` is 1 for acknowledged writes that the origin does not have; `sequence`
+is the place in the order of writes, once there is one, `since_sequence` that of the first write that it replaced.
+`due_at` is when the reconciler looks at it (seconds since 1970); NULL while it waits: for the write with
+`after_sequence`, for a person, or for the process that handles it. `attempts` counts the failures in a row for which a
+person may be needed, since `failing_since` (NULL: only the bucket is away); `last_error` is the latest. `priority` is
+records.Priority. `damaged` is 1 for a write whose bytes or row are damaged. `behind` is set of markers: the prefix
+whose earlier writes they wait for.
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's hash slot
-(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the
-origin has names no file (`""`). Triggers keep `usage`: whatever changes files or writes changes it, too.
+Keys of objects are blobs of UTF-8, so that they sort in S3's order. `place` is the key's hash slot
+(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has
+names no file (`""`). Triggers keep `usage` whenever files or writes change.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CONVERSIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 """Of each older version that this one reads, the step that makes the next version of it. Version 1 is the first."""
 
 _APPLICATION_ID = 0x464F5242
-"""`FORB`: the file says of itself that it is a journal of Forebay."""
+"""`FORB`: marks the file as a journal of Forebay."""
 
 _FILE_MODE = 0o600
 
 BUSY_SECONDS_MAX = 5.0
-"""Commits take milliseconds, seconds on a bad disk: who holds the journal longer is stopped in the midst of one."""
+"""Commits take milliseconds, seconds on a bad disk: a process that holds the journal longer was stopped during one."""
 
 _TABLES = """
 CREATE TABLE node (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -147,7 +147,7 @@ END;
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """A connection whose commits survive a power cut, and whose reads wait for no writer. OSError, sqlite3.Error.
+    """Return a connection whose commits survive a power cut, and whose reads never wait. OSError, sqlite3.Error.
 
     SQLite gives its -wal and -shm the mode of the file itself.
     """
@@ -161,18 +161,18 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def connect_reading(path: str, *, without_log: bool = False) -> sqlite3.Connection:
-    """A connection that changes nothing, to a journal that others have open. sqlite3.Error.
+    """Return a read-only connection to a journal that others have open. sqlite3.Error.
 
-    `without_log`: what its log holds is not seen, and no room is needed for a log and its index.
+    `without_log` ignores the log, and needs no room for a log and its index.
     """
     how = "mode=ro&immutable=1" if without_log else "mode=ro"
     return sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _create_file(path: str) -> None:
-    """Where there is none. To close a second descriptor of a file that SQLite has open in this process drops its locks
-    (POSIX): who closes the file next would take himself for the last, and remove the log that others write to.
-    """
+    """Create the file if it is missing, and never open an existing one: closing a second descriptor of a file that
+    SQLite has open in this process drops its locks (POSIX), and the next process to close the file would take itself
+    for the last, and remove the log that others write to."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
 
