@@ -31,7 +31,7 @@ from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
-from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
+from gateway.edge.server.receiving import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.operations.context import (
     NO_BODY,

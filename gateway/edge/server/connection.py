@@ -34,10 +34,11 @@ from uvicorn.server import ServerState
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import BlockDamaged, S3Error
 from gateway.core.model import PinnedFileSpan
+from gateway.edge.server.body_queue import NO_BODY, BodyQueue
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
-from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
+from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
     HeadParser,

@@ -39,8 +39,8 @@ from typing import Any, Protocol
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected
 from gateway.core.model import FileSpan, PinnedFileSpan
+from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.request_body import BodyQueue
 from gateway.edge.server.response import (
     EncodedResponse,
     ResponseFraming,

@@ -28,7 +28,7 @@ from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import ConnectionCounts, Listener
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.edge.server.request_body import ReceiveThreads
+from gateway.edge.server.receiving import ReceiveThreads
 from gateway.edge.server.response import Refusal, not_encrypted, refusal, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 

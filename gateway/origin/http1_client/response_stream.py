@@ -14,16 +14,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import httptools
 
 from gateway.core.errors import OriginBodyError
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
 from gateway.s3.headers import HOP_BY_HOP
-
-if TYPE_CHECKING:
-    from gateway.origin.http1_client.connection import Connection
 
 HEAD_BYTES_MAX = 64 * 1024
 """Limit of an answer's head, with the interim ones before it."""
@@ -292,6 +289,16 @@ class ResponseBroken(Exception):
     def __init__(self, reason: str, *, silent: bool = False) -> None:
         super().__init__(reason)
         self.silent = silent
+
+
+class Connection(Protocol):
+    """The connection that a response comes on, as its reader uses it."""
+
+    def go_on(self) -> None: ...
+    def hold(self) -> None: ...
+    def give_up(self, reason: str, *, silent: bool) -> None: ...
+    def answered(self, *, keep_alive: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class ResponseStream:
