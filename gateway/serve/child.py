@@ -86,7 +86,7 @@ def _ignore(_line: bytes) -> None:
 
 
 class _Changes:
-    """What the supervisor says while the process runs: written by one thread, read by the event loop."""
+    """The supervisor's messages while the process runs: written by one thread, read by the event loop."""
 
     def __init__(self, config: ChildConfig, states: Callable[[bytes], None]) -> None:
         self._states = states

@@ -136,7 +136,7 @@ class ForkServer:
             await asyncio.sleep(restart_delay_seconds(deaths_in_a_row))
 
     def kill(self) -> None:
-        """End the process that forks, for good; whoever waits for it learns that. Those that it made live on."""
+        """End the process that forks, for good; its callers learn of it. Its children live on."""
         self._is_closed = True
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
@@ -196,7 +196,6 @@ class ForkServer:
         return answer
 
     async def _end(self) -> str:
-        """How it has ended."""
         process, self._process = self._process, None
         if self._line is not None:
             self._line.close()

@@ -16,7 +16,7 @@ from gateway.disk.atomic_write import check_room
 from gateway.writeback import DIRECTORY
 
 ROOM_BYTES = 4 * 1024 * 1024
-"""What all processes together need to open the directory, and some more."""
+"""Room that all processes together need to open the directory, and some more."""
 
 _log = structlog.get_logger("forebay.serve")
 

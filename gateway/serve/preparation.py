@@ -1,4 +1,4 @@
-"""What must hold before anything is started: enough file descriptors, and a directory that is ours alone."""
+"""Conditions of a start: enough file descriptors, and a directory of this user alone."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def raise_descriptor_limit() -> None:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the cache directory, readable by nobody else. One that is there keeps its mode.
+    """Make the cache directory, readable by its owner alone. An existing one keeps its mode.
 
-    StartupError when it belongs to an ordinary user who is not us, holds files of others, or cannot be there;
+    Raises StartupError when it belongs to another ordinary user, holds foreign files, or cannot be there;
     StoreUnavailable when the disk fails.
     """
     try:
