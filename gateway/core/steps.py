@@ -13,7 +13,7 @@ Steps = Generator[None, None, T]
 """Work that can wait at each `yield`. What it returns is the outcome."""
 
 ENTRIES = 100
-"""Of a list, in one step."""
+"""Entries of a list in one step."""
 
 
 def at_once(steps: Steps[T]) -> T:
