@@ -183,12 +183,10 @@ def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> byte
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
-    """The numbers of the blocks that hold a range."""
     return range(byte_range.first // block_size_bytes, byte_range.last // block_size_bytes + 1)
 
 
 def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
-    """The blocks that hold a range, in order."""
     ids = BlockIds(version)
     for number in block_numbers(byte_range, block_size_bytes):
         yield block_at(version, number, block_size_bytes, ids)
@@ -320,8 +318,6 @@ OFFSET_MAX = 1 << 40
 
 @immutable
 class BlockRecord:
-    """The index's record of one block."""
-
     block_id: bytes
     extent: Extent
 
@@ -523,7 +519,6 @@ def items(
 
 
 def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
-    """The first key that begins with `prefix`."""
     cursor = transaction.cursor(db=table)
     if not cursor.set_range(prefix):
         return None

@@ -85,6 +85,7 @@ class FileLease(Generic[F_co]):
         return FileLease(self.file)
 
     def close(self) -> None:
+        """End the lease; may be repeated."""
         file, self._file = self._file, None
         if file is not None:
             file.end_lease()

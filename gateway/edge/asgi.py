@@ -145,7 +145,6 @@ ReceiveInto = Callable[[Sink], Awaitable[None]]
 
 
 def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
-    """The body of a request with these headers."""
     if "content-length" not in headers and "transfer-encoding" not in headers:
         return NO_BODY
     return AsgiRequestBody(receive, headers, receive_into)

@@ -73,7 +73,6 @@ class Hedging:
         self.bodies = _Usual()
 
     def answered(self) -> None:
-        """A read was answered."""
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
 
     def take(self) -> bool:
@@ -83,7 +82,6 @@ class Hedging:
         return True
 
     def ended(self, outcome: HedgeOutcome, request: OriginRequest) -> None:
-        """How it went."""
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         fields = {"bucket": request.bucket, "key": request.key}

@@ -68,7 +68,6 @@ NO_BODY = RequestBody(EMPTY_SHA256, {}, {}, b"")
 
 
 def request_body(request: OriginRequest) -> RequestBody:
-    """The body of `request` for one attempt."""
     if not isinstance(request.body, StreamedBody):
         return _in_memory(request.method, request.body)
     if request.body.trailer_name is not None:

@@ -160,8 +160,6 @@ class OriginCredentials(CredentialSource, Protocol):
 
 
 class StaticCredentials:
-    """A pair from the configuration."""
-
     problem: str | None = None
 
     def __init__(self, pair: KeyPair) -> None:

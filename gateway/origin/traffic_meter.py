@@ -213,7 +213,6 @@ class TrafficMeter:
         return self._limiter
 
     def count(self, count: int) -> None:
-        """A piece passes."""
         self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
 
     def passes(self, count: int) -> bool:
@@ -263,7 +262,6 @@ class MeteredOrigin:
         return _MeteredResponse(response, self._meter.of_body("read", request))
 
     async def aclose(self) -> None:
-        """As `Origin.aclose`."""
         await self._origin.aclose()
 
 

@@ -92,6 +92,7 @@ class _Request:
         self._has_place = True
 
     def leave_place(self) -> None:
+        """Leave the place; may be repeated."""
         if self._has_place:
             self._has_place = False
             self._places.release()

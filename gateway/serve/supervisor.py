@@ -191,6 +191,7 @@ def _seldom_needed(settings: Settings) -> tuple[str, ...]:
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
+    """Raises StartupError."""
     path = settings.logging.audit_file
     try:
         return AuditLog(path, "supervisor") if path is not None else None

@@ -38,6 +38,7 @@ class Heartbeats:
         """A clock that all processes of the machine share."""
 
     def close(self) -> None:
+        """Close the stamps; may be repeated."""
         self._stamps.release()
         self._map.close()
 

@@ -467,7 +467,6 @@ class OpenFiles:
         self._leases: OrderedDict[str, BlockLease] = OrderedDict()
 
     def get(self, file: str) -> BlockLease | None:
-        """A lease on a file, if it is open."""
         kept = self._leases.get(file)
         if kept is None:
             return None

@@ -143,7 +143,7 @@ class FetchLocks:
         fcntl.flock(self.wake_file(worker), fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the table; may be repeated."""
         self._words.release()
         self._map.close()
         table, self._table = self._table, -1

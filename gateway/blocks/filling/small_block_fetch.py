@@ -90,8 +90,6 @@ class Appended:
 
 @dataclass(slots=True)
 class SegmentAppender:
-    """One process's segments."""
-
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 

@@ -272,7 +272,6 @@ class BlockIndex:
         return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         with self.reading() as transaction:
             return transaction.blocks_of_object(object_id)
 
@@ -698,8 +697,6 @@ def _whole(prefix: Prefix) -> str:
 
 
 class Pins:
-    """The pins of one cache directory."""
-
     def __init__(self, index: BlockIndex, path: Path) -> None:
         self._index = index
         self._path = path

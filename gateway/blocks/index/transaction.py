@@ -169,7 +169,6 @@ class IndexTransaction:
         return self._described(block_id, row) if row is not None else None
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         rows = layout.items(self._transaction, self._tables.blocks, object_id)
         return [key[len(object_id) :] + key[: len(object_id)] for key, _ in rows]
 
@@ -192,7 +191,6 @@ class IndexTransaction:
                 yield described
 
     def files(self) -> Iterator[FileRecord]:
-        """Every file."""
         for _, packed in layout.items(self._transaction, self._tables.files):
             file = layout.unpack_file(packed)
             if file.queue != Queue.EVICTED:
@@ -471,7 +469,6 @@ class IndexTransaction:
         self.totals.pending_bytes += counted_bytes
 
     def end_pending_unlink(self, holder: WorkerFile) -> None:
-        """The file is gone."""
         key = layout.PENDING_UNLINKS + layout.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:

@@ -28,7 +28,6 @@ class Maintenance:
         self._look_at_rights()
 
     async def go_on(self) -> None:
-        """For ever."""
         while True:
             self._report_usage()
             self._look_at_rights()

@@ -697,7 +697,6 @@ class SourceOpener:
 def why_missing(
     tools: ReadDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
 ) -> MissReason | None:
-    """As `BlockCache.why_missing`."""
     if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
         return "not-kept"
     size_bytes, ids = tools.settings.block_size_of(slot), layout.BlockIds(version)
@@ -756,7 +755,6 @@ async def fetch(
     purpose: Purpose,
     come: Callable[[int], None],
 ) -> tuple[int, bool]:
-    """As `BlockCache.fetch`."""
     reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
     if reader.is_cached():
         return 0, True

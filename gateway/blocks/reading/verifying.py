@@ -83,7 +83,6 @@ class PieceVerifier:
         self._taken(-1, 0)
 
     def _taken(self, position: int, count: int) -> _Piece | None:
-        """The piece ahead, if it is this one."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.position, ahead.count) != (position, count):
             ahead.let_be()

@@ -56,7 +56,6 @@ _TASK_WANTED: Any = object()
 
 @awaitable_generator
 def in_task() -> Generator[Any, None, None]:
-    """Go on in a task."""
     if asyncio.current_task() is None:
         yield _TASK_WANTED
 

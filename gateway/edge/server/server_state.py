@@ -80,7 +80,7 @@ class ClientWatch:
             self._epoll.register(duplicate, select.EPOLLRDHUP if on_end is not None else 0)
 
     def forget(self, owner: object) -> None:
-        """Idempotent."""
+        """Forget an owner; may be repeated."""
         watched = self._watched.pop(owner, None)
         if watched is not None:
             del self._owners[watched.descriptor]

@@ -43,7 +43,7 @@ WAITING_MAX = 64
 
 
 SWEEPS_MAX = 1024
-"""Sweeps that wait at most."""
+"""Limit of waiting sweeps."""
 
 SWEEPS_BEHIND_MAX = 16
 """With more, own writes wait."""

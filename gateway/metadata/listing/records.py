@@ -125,7 +125,6 @@ def numbered_here(
 
 
 def template_of(record: bytes) -> int:
-    """The number of the record's template."""
     return int.from_bytes(record[_TEMPLATE_AT : _TEMPLATE_AT + 2], "little")
 
 
@@ -148,7 +147,6 @@ def _own_template_end(record: bytes) -> int:
 
 
 def pack_template(template: EntryTemplate) -> bytes:
-    """A template as it lies in the index."""
     return orjson.dumps(list(template))
 
 
