@@ -129,5 +129,5 @@ async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
             except asyncio.CancelledError:  # once more: the answer is the same
                 continue
         if not outcome.cancelled():
-            outcome.exception()  # looked at: nobody is left to be told
+            outcome.exception()  # retrieved, as no caller is left to get it
         raise

@@ -14,7 +14,7 @@ LOCAL_EXPIRY_SECONDS = 7 * 86_400.0
 
 MARKERS = (
     ".metadata",
-    ".metadata.tmp",  # PyTorch renames it: what is here still is copied here, and waits for other nodes' files here
+    ".metadata.tmp",  # PyTorch renames it: a remaining one is copied here, and waits for other nodes' files here
     "*.index.json",
     "latest*",
     "_SUCCESS",

@@ -93,8 +93,8 @@ def set_aside_lock_file(environment: Path) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(environment / "lock.mdb", flags, _FILE_MODE)
     try:
-        size_bytes = os.fstat(descriptor).st_size  # of one that is in use it stays
-        if size_bytes < mmap.PAGESIZE:  # new, or cut short: whoever opens it first writes it anew
+        size_bytes = os.fstat(descriptor).st_size  # an open environment's file keeps its size
+        if size_bytes < mmap.PAGESIZE:  # new, or cut short: the first opener writes it anew
             os.posix_fallocate(descriptor, 0, _LMDB_LOCK_BYTES)
         else:
             with suppress(OSError):

@@ -321,7 +321,7 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
     if bucket is not None and request.operation in _LISTINGS:
         return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
     if request.operation is Operation.CREATE_BUCKET:
-        return refusal_of_creation(grant, bucket or "")  # where it changes anything, what follows is asked then
+        return refusal_of_creation(grant, bucket or "")  # a creation with an effect is checked further then
     if request.operation is Operation.DELETE_OBJECTS:
         return refusal_of_any_write(grant, slots, bucket or "")  # each key is checked once the body has named it
     return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))

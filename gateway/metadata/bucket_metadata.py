@@ -258,7 +258,7 @@ class BucketMetadataFile:
 
     def _discard(self) -> None:
         """Remove the file, unless another process has. The journal first: it would be played into the next one."""
-        with suppress(OSError), self._alone():  # what cannot be removed is met, and counted, again
+        with suppress(OSError), self._alone():  # a later call meets and counts a leftover file again
             if _inode(self._database) == self._inode:
                 for ending in ("-journal", "-wal", "-shm", ""):
                     self._database.with_name(DBNAME + ending).unlink(missing_ok=True)

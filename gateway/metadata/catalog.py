@@ -249,7 +249,7 @@ class Catalog:
         if now == before:
             return
         if now.shared_etags != before.shared_etags:
-            self.forget_bucket(bucket)  # who answers by what was believed until now asks again
+            self.forget_bucket(bucket)  # callers that answer by earlier knowledge ask again
         if len(self._told) >= KINDS_MAX:
             self._told.clear()
         for why in now.reasons() - before.reasons():

@@ -321,7 +321,7 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
     """
     if slot.consistency in ("strict", "snapshot"):
-        return Freshness.USELESS  # what is in a snapshot is told by nothing else
+        return Freshness.USELESS  # only the snapshot itself tells its content
     observed = entry.observed_at
     age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
     if entry.head is None:
@@ -624,6 +624,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others are to be ended all the same
+            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

@@ -82,7 +82,7 @@ class DiskThread:
         if self._is_closing:
             raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
-        done.set_running_or_notify_cancel()  # nobody can take it back any more
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
         self._submitted += 1
         self._works.put((done, partial(work, *arguments, **keywords)))
         if self._thread is None:
@@ -115,7 +115,7 @@ class DiskThread:
             self._begun_seconds = time.monotonic()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 self._ended()
                 done.set_exception(error)
             else:
@@ -281,7 +281,7 @@ class CatalogStore:
                     if record is not None and not is_listed_so(record, *version(said)):
                         found.append(key)
         except (lmdb.Error, struct.error):
-            return  # what cannot be read answers nobody
+            return  # unreadable entries answer no request
         for key in found:
             if self.lookup(key) is not None:
                 self.epochs.change_key(key)

@@ -256,7 +256,7 @@ class ChainCredentials:
                 raise self._none_found()
             self._lookup = asyncio.create_task(self._look_up())
         lookup = self._lookup
-        await asyncio.wait((lookup,))  # what ends it, as `aclose` does, ends nobody who waits for it
+        await asyncio.wait((lookup,))  # its end, by `aclose` for instance, must not cancel this caller
         if not lookup.cancelled():
             lookup.result()
         if self._found is None:

@@ -125,7 +125,7 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
-        except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
+        except Exception as error:  # noqa: BLE001 - reported, and all begins anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
                 _log.warning(

@@ -65,7 +65,7 @@ def _heed_mark(directory: Path) -> None:
     from gateway.app.node import forget_remembered  # the supervisor stays small: it seldom needs the rest
 
     forget_remembered(directory)
-    with suppress(OSError):  # somebody else has put it there: then the next start forgets, too
+    with suppress(OSError):  # another program has put it there: then the next start forgets, too
         _write_mark(directory, [*heeded[-_HEEDED_MAX:], own])
 
 
@@ -75,7 +75,7 @@ def _heeded_by(mark: Path) -> list[bytes] | None:
         descriptor = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    except OSError:  # somebody else has put it there
+    except OSError:  # another program has put it there
         return []
     with os.fdopen(descriptor, "rb") as file:
         return file.read().split() if os.fstat(descriptor).st_uid == os.geteuid() else []

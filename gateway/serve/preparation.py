@@ -45,7 +45,7 @@ def prepare_directory(directory: Path) -> None:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for status in (directory.lstat(), directory.stat()):  # who made a link says where it leads
+        for status in (directory.lstat(), directory.stat()):  # the owner of a link decides where it leads
             _refuse_foreign_owner(directory, status.st_uid)
         others = others_files(directory)
     except OSError as error:

@@ -174,7 +174,7 @@ class Reloaded:
         try:
             write_overlay(directory, self.overlay)
         except OSError as error:
-            self.undo()  # where the last step has failed, the file is the new one
+            self.undo()  # when the last step has failed, the file is the new one
             raise ChangeRefused(f"the change cannot be written to {directory}: {error.strerror}") from error
 
     def undo(self) -> None:
@@ -249,7 +249,7 @@ class Reloader:
         ]
         in_force.append({**change.slot, "name": change.name})
         load_settings(self.path, self.environment, more_slots=in_force, running=base.settings)
-        # What is not in force comes last: it takes nothing away from what is.
+        # Slots out of force come last: they take nothing away from those in force.
         return [*in_force, *(slot for slot in others if slot not in in_force)]
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:

@@ -174,7 +174,7 @@ def make_shared_files(cache_directory: Path, room_bytes: int, shared_memory: Pat
 def _places(cache_directory: Path, room_bytes: int, shared_memory: Path) -> Iterator[Path]:
     in_memory = in_memory_directory(cache_directory, shared_memory)
     on_disk = cache_directory / "run" / "metrics"
-    with suppress(OSError):  # the disk fails: nobody reads them there either
+    with suppress(OSError):  # the disk fails: no process reads them there either
         shutil.rmtree(on_disk)
     _remove_left_behind(shared_memory)
     with suppress(OSError):

@@ -220,7 +220,7 @@ class _Supervisor:
         self._settings_problem: str | None = None
         self._audit: AuditLog | None = None
         self._reading = FileThreads(hanging_max=8)
-        self._writing = FileThreads(hanging_max=1)  # what is written late must not undo what was written since
+        self._writing = FileThreads(hanging_max=1)  # a late write must not undo a later one
         self._overlay: Sequence[SlotTable] | None = None
         """Overlay before the last change of slots: it is in force while the disk's own state is unknown."""
         self._answers: deque[tuple[str, str | None, Sequence[str]]] = deque(maxlen=_ANSWERS_KEPT)
@@ -342,7 +342,7 @@ class _Supervisor:
         except (ForebayError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: nothing was changed", problem=problem)
-        except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
+        except Exception as error:  # noqa: BLE001 - reported: an unforeseen change must not end the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
             _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)

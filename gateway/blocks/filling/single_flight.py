@@ -183,7 +183,7 @@ class InflightFetch:
     def _next_change(self) -> asyncio.Future[None]:
         """Return a future of the caller's own: a cancelled caller cancels no other."""
         waiter = asyncio.get_running_loop().create_future()
-        if len(self._waiters) > 2 * self._users:  # of readers that have left
+        if len(self._waiters) > 2 * self._users:  # drop those of readers that have left
             self._waiters = [one for one in self._waiters if not one.done()]
         self._waiters.append(waiter)
         return waiter
@@ -445,7 +445,7 @@ class SingleFlight:
         fetchers, waited, given_up = self._fetchers, False, None
         while not fetch.is_abandoned:
             holder = fetchers.locks.take(lock, given_up)
-            # Looked up again under the lock: whoever had it before has entered the block before giving it back.
+            # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if fetchers.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
                     return False
@@ -455,7 +455,7 @@ class SingleFlight:
             if not fetchers.writable:
                 raise fetchers.refuse()
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
-                return False  # it is on its way, and nobody here waits for it yet
+                return False  # it is on its way, and no reader here waits for it yet
             if not waited:
                 fetchers.observer.coalesced(fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)

@@ -280,7 +280,7 @@ class BlockIndex:
 
         It may be wrong for an object that has more than `ROWS_LOOKED_AT_MAX` blocks and is being evicted whole.
         """
-        try:  # as in `lookup`: this is asked for every object of which nothing is remembered
+        try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
                 rows = layout.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
@@ -512,7 +512,7 @@ class BlockIndex:
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
         """Raise the directory's limit as far as the file system has room."""
-        with self.reading() as transaction:  # nobody is kept from writing as long as there is none
+        with self.reading() as transaction:  # without room, no writer is delayed
             if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
                 return
         with self.writing() as transaction:

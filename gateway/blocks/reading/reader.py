@@ -411,7 +411,7 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes are given to nobody
+        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes have no reader
             observer = self._tools.observer
             (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
         await source.close()
@@ -463,7 +463,7 @@ class RangeReader:
             and (ahead.is_active or source.was_verified)
             and not self._opener.is_sub_block
         ):
-            with suppress(StoreUnavailable):  # who comes to them finds it out
+            with suppress(StoreUnavailable):  # the reader that comes to them finds it out
                 ahead.keep_on(source.stop)
 
     async def _open(self, position: int) -> BlockSource | FillSource:
@@ -642,7 +642,7 @@ class SourceOpener:
             return None
         self.was_ahead = self._tools.ahead_marks.take(block.id)
         if not self.was_ahead and block.id not in self.fetched:
-            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
+            self._tools.accesses.note(extent.file)  # a first read, after the prefetch, is no return
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
@@ -728,14 +728,14 @@ def _why(
 ) -> MissReason:
     """Why a block of a version is missing, that stood so before it was asked for."""
     if standing != "unknown":
-        return "evicted"  # what was here still was found damaged
+        return "evicted"  # a cached block was found damaged
     if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
         return "not-kept"
     if before is not None and before != version:
         return "changed"
     index, object_id = tools.directory.index, layout.object_id(version.key)
     if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
-        return "first-read"  # of more than one block, the ids of all would have to be made
+        return "first-read"  # a larger object would need the ids of all its blocks
     ids = layout.BlockIds(version)
     own = [layout.block_at(version, 0, size_bytes, ids).id]
     if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):

@@ -182,7 +182,7 @@ def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, p
 
 
 def _verify_quietly(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> None:
-    with suppress(BlockError):  # who comes to it finds it out
+    with suppress(BlockError):  # its reader finds it out
         _verify(file, extent, piece, reads_on)
 
 

@@ -552,7 +552,7 @@ class S3Protocol(S3Connection):
         try:
             rest = body.feed(data)
         except S3Error:
-            # The application hears of it from `receive`; where this body ends nobody can say any more.
+            # The application hears of it from `receive`; the end of this body is unknown now.
             self._discard_from_now_on()
         else:
             self._after_body_bytes(body, rest)
@@ -582,7 +582,7 @@ class S3Protocol(S3Connection):
                 scope[LEARN] = partial(self._prepared_heads.learn, raw, keep_alive=keep_alive)
             application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
-            # Whoever has just sent its response may be in the way here: its task is not this request's.
+            # The task that has just sent its response may run here: it is not this request's.
             if self._received or self.flow.write_paused or asyncio.current_task(self.loop) is not None:
                 self._start_task(cycle, application)
                 self._look_at_received()
@@ -654,7 +654,7 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
     try:
         lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
     except OSError:
-        return 0, 0  # who goes on finds out
+        return 0, 0  # the next step finds out
     if file is None or lines_sent < len(lines):
         return lines_sent, 0
     span = file.span

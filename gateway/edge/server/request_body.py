@@ -366,7 +366,7 @@ class ReceiveThreads:
         except asyncio.CancelledError:
             if not turn.cancelled():
                 self._release()
-            elif turn in self._waiting:  # whoever released a thread in the meantime has taken it out
+            elif turn in self._waiting:  # unless a released thread has taken it out meanwhile
                 self._waiting.remove(turn)
             raise
 

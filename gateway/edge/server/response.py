@@ -213,7 +213,7 @@ class Sender(ABC):
     async def _push_when_writable(self) -> bool:
         """Push until all is done, or bytes are needed; whether all is done."""
         loop = asyncio.get_running_loop()
-        # The loop lets nobody else wait on a transport's descriptor: a second one for the same socket may.
+        # The loop allows no second waiter on a transport's descriptor: a duplicate of the descriptor is allowed.
         watched = os.dup(self._socket)
         self._finished = loop.create_future()
         loop.add_writer(watched, self._on_writable)

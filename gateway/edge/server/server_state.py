@@ -102,7 +102,7 @@ class ClientWatch:
         for descriptor, events in self._epoll.poll(0):
             owner = self._owners.get(descriptor)
             if owner is None:
-                continue  # what was called before has ended this watch
+                continue  # an earlier callback has ended this watch
             watched = self._watched[owner]
             if events & (select.EPOLLERR | select.EPOLLHUP):
                 self.forget(owner)

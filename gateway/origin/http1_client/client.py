@@ -583,7 +583,7 @@ async def _send(connection: Connection, stream: ResponseStream, content: Streame
         connection.sent()
 
     sending = asyncio.create_task(run(), name="send a body to an origin")
-    # What it raises is asked for below, but where something else is raised first: asyncio must not log it then.
+    # Its error is read below, unless another one is raised first: asyncio must not log it then.
     sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
     try:
         await asyncio.wait([sending, stream.arrival], return_when=asyncio.FIRST_COMPLETED)
