@@ -416,7 +416,8 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """It has been answered, or never will be, and what it changes is forgotten. `places`: from `begin_write`."""
+        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
+        `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:

@@ -551,7 +551,7 @@ class InvalidationEpochs:
                 self.change_everything()
 
     def end_write(self, places: Sequence[int]) -> None:
-        """They have been answered, or never will be, and what they change is void."""
+        """End writes that were answered or never will be: what they change is void."""
         for place in places:
             if place == self._beyond:
                 self._count_beyond -= 1

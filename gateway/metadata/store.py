@@ -93,10 +93,7 @@ class DiskThread:
         return result
 
     async def run(self, seconds_max: float, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Its result; TimeoutError when it is not done in time, though it may be done later.
-
-        While what was submitted before takes longer than that, nothing more is: TimeoutError at once.
-        """
+        """Return the work's result; raise TimeoutError when it is not done in time, though it may be done later."""
         if self.is_stuck(seconds_max):
             raise TimeoutError
         return await in_time(self.submit(work, *arguments, **keywords), seconds_max)
@@ -381,7 +378,7 @@ LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
 
 GATHERING_SECONDS = 0.01
-"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+"""Seconds between two transactions: updates that come meanwhile are written together. A lone one does not wait."""
 
 
 class CatalogWriter:

@@ -114,7 +114,7 @@ class FirstPieceAwaited:
         self._is_held = False
 
     async def wait(self) -> None:
-        """Until the first piece is there, or the end. Raises what the source raises."""
+        """Wait for the first piece, or the end. Raises what the source raises."""
         if not self._is_held:
             self._first, self._is_held = await anext(self._chunks, None), True
 

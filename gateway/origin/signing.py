@@ -166,7 +166,7 @@ class StaticCredentials:
         self._known: tuple[KeyPair, ...] = (pair,)
 
     def follow(self, pair: KeyPair) -> None:
-        """It was changed; the one before is known still."""
+        """Note that the pair was changed; the one before is still known."""
         if pair != self._known[0]:
             self._known = (pair, self._known[0])
 

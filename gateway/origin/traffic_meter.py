@@ -99,7 +99,7 @@ class RequestRates(Protocol):
         """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before."""
+        """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited, on account of those behind it."""
@@ -224,7 +224,7 @@ class TrafficMeter:
         return True
 
     async def wait(self, count: int) -> None:
-        """Until a piece of `count` bytes may pass."""
+        """Wait until a piece of `count` bytes may pass."""
         has_passed = False
         while not has_passed and (limiter := self._now()) is not None:
             try:

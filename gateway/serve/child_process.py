@@ -145,7 +145,7 @@ class ChildProcess:
 
 
 def _pipe(opened: ExitStack) -> tuple[int, int]:
-    """Its ends are closed with `opened`."""
+    """Open a pipe whose ends are closed with `opened`."""
     ends = os.pipe()
     for end in ends:
         opened.callback(os.close, end)

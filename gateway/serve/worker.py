@@ -77,7 +77,7 @@ _LOOK_SECONDS = 1.0
 """Seconds between two looks whether requests remain under earlier limits."""
 
 _KNOWN_MAX = 8
-"""More than the supervisor keeps memories for."""
+"""Number of kept limits: more than the supervisor keeps memories for."""
 
 
 class _LiveCallers:

@@ -63,7 +63,7 @@ MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
 
 SLACK_BYTES = 64 * 1024**2
-"""Beyond that, for what the largest transactions copy: every page that they change."""
+"""Additional address space for the largest transactions, which copy every page that they change."""
 
 BUDGET_PART = 0.75
 """Share of the map. The rest is for free pages that readers still hold."""

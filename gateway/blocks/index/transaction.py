@@ -43,7 +43,7 @@ SWEPT_MAX = 512
 """Rows that are looked at for each block that is entered, and in one transaction at least and at most."""
 
 STALE_PART = 8
-"""Below this part of the rows, those that count for nothing are left alone."""
+"""Void rows are left alone while fewer than one row in this many is void."""
 
 _TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
 _SLOTS = b"slot numbers"

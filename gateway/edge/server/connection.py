@@ -379,7 +379,7 @@ class S3Protocol(S3Connection):
             self._look_at_received()
 
     def _gather(self, data: bytes) -> None:
-        """More of what is not complete."""
+        """Keep more bytes of an incomplete input."""
         if len(self._received) == 1:  # of an empty line, perhaps
             self._received = bytes(self._received) + data
             self._look_at_received()

@@ -422,7 +422,7 @@ class ListingIndex:
             self._epochs.change_bucket(write.bucket)
 
     async def end_write(self, write: OwnWrite) -> None:
-        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        """Note that a write was answered, or never will be. Otherwise its keys are asked about for longer."""
         self.void_if_not_noted(write)
         if self._opened is not None and (write.is_noted or self._noting.waiting):
             ending = self._noting.submit(
