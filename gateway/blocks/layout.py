@@ -583,7 +583,7 @@ class BlockSettings:
         return size_max is None or size_bytes <= size_max
 
     def follow_slots(self) -> None:
-        """Slots were changed. What is read meanwhile in one that is gone keeps to its size of blocks."""
+        """Follow a change of slots. Reads under way in a removed slot keep its size of blocks."""
         for slot in self.slots:
             self._kept_object_bytes_max.pop(slot.name, None)
             if slot.kept_object_bytes_max is not None:

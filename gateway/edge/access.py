@@ -120,7 +120,7 @@ class OwnKeyPairs(Protocol):
 class OriginKeyring:
     """Without `[[credentials]]`: callers sign with the very key pair that the gateway signs with towards the origin.
 
-    Whoever holds it could ask the origin for everything himself, so it covers everything.
+    Its holder could ask the origin for everything, so it covers everything.
     """
 
     def __init__(self, pairs: OwnKeyPairs) -> None:

@@ -284,7 +284,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]  # it has no types
 
 
 class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
-    """Bytes go in, bytes come out. What a file claims to be something else is not there."""
+    """Bytes go in, bytes come out. A value of another type counts as missing."""
 
     def __init__(self, directory: str, **_settings: object) -> None:
         super().__init__(directory)

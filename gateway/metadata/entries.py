@@ -195,7 +195,7 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked;
     of a bucket itself, or of a listing, the first alone.
     """
 
@@ -318,7 +318,7 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
 
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
-    longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
+    longer. Entries of another boot, or from the future, are of unknown age: only `immutable` can use it.
     """
     if slot.consistency in ("strict", "snapshot"):
         return Freshness.USELESS  # only the snapshot itself tells its content

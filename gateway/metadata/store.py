@@ -1,15 +1,15 @@
 """The catalog's records in LMDB, shared by all workers. Looking up takes microseconds: it may run on the event loop.
 
     entries   catalog key → record
-    extras    catalog key → what the record has no room for
+    extras    catalog key → the rest, if the record has no room for it
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+(opening.py). The origin can always repeat its content, so that trouble with the disk is a miss. Updates are
 gathered on the event loop and written by a thread, a few per transaction.
 
 `DiskThread` is for disk work that may hang: in LMDB and SQLite one process at a time writes, and that one may be
-stopped. Who waits there has a deadline, and goes on without the result; the work is carried out when it can be. The
+stopped. Callers have a deadline, and go on without the result; the work is carried out when possible. The
 thread is a daemon: work that hangs keeps no process from ending.
 """
 
@@ -251,7 +251,7 @@ class CatalogStore:
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
-        What is known of another version is void from then on, on every worker. Called in the listing's thread.
+        Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """
         record_key = catalog_key(key)
         packed, extra = self.packed(record_key)
@@ -382,7 +382,7 @@ GATHERING_SECONDS = 0.01
 
 
 class CatalogWriter:
-    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
+    """One process's queue. Callers do not wait for an update to land: until then its object is asked for again."""
 
     def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
         self._store = store

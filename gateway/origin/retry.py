@@ -243,8 +243,8 @@ class SilenceBoard:
     """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
     for all processes.
 
-    A cell is written without a lock. What is read of it half written, or overwritten by another host, costs a question
-    to the origin at most.
+    A cell is written without a lock. A half-written cell, or one overwritten by another host, costs a question to the
+    origin at most.
     """
 
     def __init__(self, file: Path | None = None) -> None:

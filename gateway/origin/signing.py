@@ -303,7 +303,7 @@ class ChainCredentials:
 
 
 def _described(error: Exception) -> str:
-    """Which provider of the chain failed, and how. What the error says itself may hold a secret."""
+    """Return which provider of the chain failed, and the error's type: its message may hold a secret."""
     told = getattr(error, "kwargs", None)
     provider = told.get("provider") if isinstance(told, dict) else None
     return f"{provider} failed ({type(error).__name__})" if provider else type(error).__name__

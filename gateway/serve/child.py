@@ -106,7 +106,7 @@ class _Changes:
                 self._loop.call_soon_threadsafe(self._come.set)
 
     async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], bool]) -> None:
-        """For ever, keep to the last configuration that has come. What cannot be kept to is for the next process."""
+        """For ever, follow the last configuration that has come. If that fails, another process must follow it."""
         self._loop, generation = asyncio.get_running_loop(), config.generation
         while True:
             latest = self._latest

@@ -74,7 +74,7 @@ _log = structlog.get_logger("forebay.serve")
 
 
 class ForkServerEnded(StartupError):
-    """While it was asked for a process. What it made then, if anything, ends with the pipe of its standard input."""
+    """While it was asked for a process. A process that it made then ends with the pipe of its standard input."""
 
 
 class ForkServer:

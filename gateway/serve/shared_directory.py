@@ -77,7 +77,7 @@ class SharedFiles:
             return False
 
     def give_up(self) -> None:
-        """Let others have the directory. What is mapped stays so: processes that know no other go on with it.
+        """Let others have the directory. Mappings stay: processes that know no other directory go on with them.
 
         Idempotent.
         """

@@ -488,7 +488,7 @@ class _Supervisor:
         return 1 if self._force.is_set() else 0
 
     async def _all_ended(self, keeping: list[asyncio.Task[None]], timeout_seconds: float) -> bool:
-        """Wait for the children's end, the time-out, or a second signal. Whether any child is left."""
+        """Wait for the children's end, the time-out, or a second signal. Return True if any child is left."""
         forcing = asyncio.create_task(self._force.wait())
         ending = asyncio.gather(*keeping)
         await asyncio.wait((ending, forcing), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

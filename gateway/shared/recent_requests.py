@@ -132,8 +132,7 @@ class RecentRequests:
         else:
             self._map = map_shared(directory / f"{_NAME}{process}", FILE_BYTES)
         self.slow_seconds = -1.0
-        """Only requests that took longer are among the slowest of this minute. Whoever looks at it calls `look` now and
-        then."""
+        """Only requests that took longer are among the slowest of this minute. Its readers call `look` now and then."""
 
         self.minute = -1
         self._slowest: list[tuple[float, int]] = []

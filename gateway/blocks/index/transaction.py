@@ -80,9 +80,8 @@ class Totals:
 
 
 class IndexTransaction:
-    """One transaction's view. What changes something needs a write transaction, and `close` at its end.
-
-    `worker` names what it leaves.
+    """One transaction's view. Changes need a write transaction, and `close` at its end. `worker` owns the files that it
+    leaves.
     """
 
     def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:

@@ -361,7 +361,7 @@ class RangeReader:
     def whole(self) -> WarmSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
 
-        Whoever takes it, and closes it, does without this reader.
+        A caller that takes it closes it, and does without this reader.
         """
         source, request = self._source, self._request.range
         if not isinstance(source, BlockSource) or source.stop < request.stop:

@@ -531,8 +531,8 @@ class S3Protocol(S3Connection):
     async def _ask(
         self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
     ) -> None:
-        """Ask the origin, and answer by that. What is not prepared goes the whole way then, as do requests whose
-        connection is to end since, or takes nothing: the origin is not asked again there."""
+        """Ask the origin, and answer by that. Unprepared requests go the whole way then, as do those whose connection
+        must end since, or takes nothing: the origin is not asked again there."""
         answer = await prepared.ask(question, began, self.client)
         if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True

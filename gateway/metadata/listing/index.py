@@ -53,7 +53,7 @@ LAND_SECONDS_MAX = 10.0
 
 
 class IndexWriter:
-    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+    """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
     def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
         self._store = store

@@ -2,11 +2,11 @@
 
     entries  bucket number, key → record (records.py)
     ranges   bucket number, start → stop, and when it was learned (ranges.py)
-    templates    number → what records say in common
+    templates    number → common part of records
     buckets  name → number
 
-Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). What is here can always be
-asked of the origin again, so that trouble with the disk is a miss.
+Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). The origin can always
+repeat its content, so that trouble with the disk is a miss.
 """
 
 from __future__ import annotations

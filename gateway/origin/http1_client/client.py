@@ -72,7 +72,7 @@ class Claim(NamedTuple):
 class FairShares:
     """At most `total` claims are granted at a time. Event loop only.
 
-    Accounts take turns, and within an account who came first is first. Nobody waits who could be granted now.
+    Accounts take turns, and within an account who came first is first. No claim waits that could be granted now.
     """
 
     def __init__(self, total: int, wait_seconds_max: float) -> None:
@@ -99,7 +99,7 @@ class FairShares:
         return True
 
     async def take(self, claim: Claim) -> None:
-        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        """Wait until `claim` is granted; raise OriginBusy when that takes too long. A cancelled caller has none."""
         if self.take_now(claim):
             return
         turn = asyncio.get_running_loop().create_future()
