@@ -317,8 +317,8 @@ class RangeReader:
             return False
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Why the first bytes that were missing when `start` was called were; None: none were. `before` is what was
-        known to be the object's version before the origin said that it is this one."""
+        """Return why the first missing bytes were missing when `start` was called; None: none were. `before` is the
+        object's version as known before the origin named this one."""
         if self.outcome == "hit":
             return None
         return "not-kept" if self.past_the_cache else self._opener.why_missing(before)

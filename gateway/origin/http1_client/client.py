@@ -252,8 +252,8 @@ class Pool:
             connection.limit_window(size_bytes)
 
     async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
-        """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
-        had, OriginBusy when one's turn does not come. It comes back by itself, when an answer was complete, or is no
+        """Take a connection in turn: the one used last, or a new one. Raises OSError and TimeoutError when there is
+        none, OriginBusy when the turn does not come. It comes back by itself, when an answer was complete, or is no
         more.
 
         `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
