@@ -14,7 +14,7 @@ _PID_OF_INIT = 1
 
 
 def put_in_order() -> None:
-    """Correct it before anything is opened and slow code is loaded.
+    """Correct the inherited state before anything is opened and slow code is loaded.
 
     A blocked SIGTERM could not stop the gateway, and with an ignored SIGCHLD the kernel keeps no exit status of any
     process. SIGHUP would end the process while code is loaded: it waits until the supervisor answers to it. So do

@@ -56,7 +56,7 @@ class Window:
 
     def tells(self, position: int) -> bool:
         """Return True while the window is valid for a read at `position`: its oldest block returned less than half its
-        absence ago. Later, sooner returns do not keep old evidence alive."""
+        absence ago. Returns after a shorter absence do not keep old evidence alive."""
         return self.count > 0 and 2 * (position - self.oldest_at) <= self.reach
 
     def is_old(self, position: int) -> bool:
