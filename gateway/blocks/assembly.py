@@ -40,7 +40,6 @@ def assemble(
     clock: Clock,
     observer: CacheMetrics,
 ) -> Parts:
-    """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop

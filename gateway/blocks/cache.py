@@ -328,7 +328,7 @@ class BlockCache:
         """Enter every file into the index, on the account of its key's current slot."""
         tools = self._tools
         async with self._rebuilding:
-            slots = Slots(tools.settings.slots)  # those of now to the end, though they change meanwhile
+            slots = Slots(tools.settings.slots)  # the present ones to the end, though they change meanwhile
             begun = await tools.threads.index_later(move_between_slots, tools.directory, slots)
             await self._in_steps(rebuild(tools.directory, slots))
             for _ in range(_LATE_LOOKS):

@@ -39,7 +39,6 @@ class ClosedCache:
         headers: Mapping[str, str] = _NO_HEADERS,
         answer: UnpinnedResponse | None = None,
     ) -> OriginReader:
-        """As `BlockCache.open_range`."""
         self._observer.store_unavailable()
         get = PinnedGet(self._origin, version, byte_range, headers, Purpose.LIVE, slot, self._clock, RETRIES)
         get.begin_with(answer)

@@ -183,12 +183,10 @@ def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> byte
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
-    """The numbers of the blocks that hold a range."""
     return range(byte_range.first // block_size_bytes, byte_range.last // block_size_bytes + 1)
 
 
 def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
-    """The blocks that hold a range, in order."""
     ids = BlockIds(version)
     for number in block_numbers(byte_range, block_size_bytes):
         yield block_at(version, number, block_size_bytes, ids)
@@ -320,8 +318,6 @@ OFFSET_MAX = 1 << 40
 
 @immutable
 class BlockRecord:
-    """The index's record of one block."""
-
     block_id: bytes
     extent: Extent
 
@@ -523,7 +519,6 @@ def items(
 
 
 def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
-    """The first key that begins with `prefix`."""
     cursor = transaction.cursor(db=table)
     if not cursor.set_range(prefix):
         return None
@@ -588,7 +583,7 @@ class BlockSettings:
         return size_max is None or size_bytes <= size_max
 
     def follow_slots(self) -> None:
-        """Slots were changed. What is read meanwhile in one that is gone keeps to its size of blocks."""
+        """Follow a change of slots. Reads under way in a removed slot keep its size of blocks."""
         for slot in self.slots:
             self._kept_object_bytes_max.pop(slot.name, None)
             if slot.kept_object_bytes_max is not None:

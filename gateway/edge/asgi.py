@@ -145,7 +145,6 @@ ReceiveInto = Callable[[Sink], Awaitable[None]]
 
 
 def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
-    """The body of a request with these headers."""
     if "content-length" not in headers and "transfer-encoding" not in headers:
         return NO_BODY
     return AsgiRequestBody(receive, headers, receive_into)
@@ -609,9 +608,9 @@ class S3App:
         limits = None
         if self.callers is not None:
             limits = self.callers.find(record.credential, request.headers.get("user-agent", ""))
-        if limits is None and LEARN in scope:  # what is limited always goes the whole way
+        if limits is None and LEARN in scope:  # limited requests always go the whole way
             scope[LEARN](request, caller)
-        ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
+        ACCOUNT.set(caller.access_key_id)  # the connection's context has it, too: every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         record.slot = slot.name

@@ -78,7 +78,7 @@ class PacedSend:
         count = min(self._piece_bytes, len(lent.content))
         await self._admission.pass_bytes("read", count)
         piece = BorrowedBuffer(lent.content[:count])
-        lent.content.release()  # whoever sends it lets go of its piece before it waits
+        lent.content.release()  # a sender releases its piece before it waits
         await self._send({**message, "bytes": piece})
         lent.taken = piece.taken
         self._admission.give_back("read", count - piece.taken)

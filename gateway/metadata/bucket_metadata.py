@@ -258,7 +258,7 @@ class BucketMetadataFile:
 
     def _discard(self) -> None:
         """Remove the file, unless another process has. The journal first: it would be played into the next one."""
-        with suppress(OSError), self._alone():  # what cannot be removed is met, and counted, again
+        with suppress(OSError), self._alone():  # a later call meets and counts a leftover file again
             if _inode(self._database) == self._inode:
                 for ending in ("-journal", "-wal", "-shm", ""):
                     self._database.with_name(DBNAME + ending).unlink(missing_ok=True)
@@ -284,7 +284,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]  # it has no types
 
 
 class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
-    """Bytes go in, bytes come out. What a file claims to be something else is not there."""
+    """Bytes go in, bytes come out. A value of another type counts as missing."""
 
     def __init__(self, directory: str, **_settings: object) -> None:
         super().__init__(directory)

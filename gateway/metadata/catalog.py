@@ -1,9 +1,9 @@
-"""Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
+"""The current version of each object and its metadata, remembered as long as the object's slot allows.
 
     remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (`is_confirmed`);
     else one HEAD at the origin, remembered for the next
 
-What was asked before an own write of the key is never believed after it, on any worker (epochs.py).
+Answers to questions before an own write of the key are void after it, on any worker (entries.py).
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class Catalog:
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
-        """Open the shared directory. What it holds of buckets that are at other `homes` now is forgotten.
+        """Open the shared directory. Entries of buckets that are at other `homes` now are forgotten.
 
-        `process` is this process's number in shared memory (heartbeats.py): what the one before it was killed in the
-        midst of writing is not believed.
+        `process` is this process's number in shared memory (heartbeats.py): writes during which its
+        predecessor was killed are void.
 
-        So is what is listed in slots that are strict now; `slots` are the same in all processes.
+        So are listings in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
         thread = DiskThread("opening the catalog")
@@ -248,7 +248,7 @@ class Catalog:
         if now == before:
             return
         if now.shared_etags != before.shared_etags:
-            self.forget_bucket(bucket)  # who answers by what was believed until now asks again
+            self.forget_bucket(bucket)  # callers that answer by earlier knowledge ask again
         if len(self._told) >= KINDS_MAX:
             self._told.clear()
         for why in now.reasons() - before.reasons():
@@ -415,7 +415,8 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """It has been answered, or never will be, and what it changes is forgotten. `places`: from `begin_write`."""
+        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
+        `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:

@@ -195,7 +195,7 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked;
     of a bucket itself, or of a listing, the first alone.
     """
 
@@ -318,10 +318,10 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
 
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
-    longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
+    longer. Entries of another boot, or from the future, are of unknown age: only `immutable` can use it.
     """
     if slot.consistency in ("strict", "snapshot"):
-        return Freshness.USELESS  # what is in a snapshot is told by nothing else
+        return Freshness.USELESS  # only the snapshot itself tells its content
     observed = entry.observed_at
     age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
     if entry.head is None:
@@ -551,7 +551,7 @@ class InvalidationEpochs:
                 self.change_everything()
 
     def end_write(self, places: Sequence[int]) -> None:
-        """They have been answered, or never will be, and what they change is void."""
+        """End writes that were answered or never will be: what they change is void."""
         for place in places:
             if place == self._beyond:
                 self._count_beyond -= 1
@@ -624,6 +624,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others are to be ended all the same
+            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

@@ -131,7 +131,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 f"the catalog {path} was written for other homes of the buckets, and other processes use it: "
                 "stop them first"
             )
-        remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
+        remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
         files = _open_with_room(path, users, process, size_bytes_max)
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
             files.epochs.change_bucket(bucket)

@@ -1,15 +1,15 @@
 """The catalog's records in LMDB, shared by all workers. Looking up takes microseconds: it may run on the event loop.
 
     entries   catalog key → record
-    extras    catalog key → what the record has no room for
+    extras    catalog key → the rest, if the record has no room for it
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+(opening.py). The origin can always repeat its content, so that trouble with the disk is a miss. Updates are
 gathered on the event loop and written by a thread, a few per transaction.
 
 `DiskThread` is for disk work that may hang: in LMDB and SQLite one process at a time writes, and that one may be
-stopped. Who waits there has a deadline, and goes on without the result; the work is carried out when it can be. The
+stopped. Callers have a deadline, and go on without the result; the work is carried out when possible. The
 thread is a daemon: work that hangs keeps no process from ending.
 """
 
@@ -82,7 +82,7 @@ class DiskThread:
         if self._is_closing:
             raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
-        done.set_running_or_notify_cancel()  # nobody can take it back any more
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
         self._submitted += 1
         self._works.put((done, partial(work, *arguments, **keywords)))
         if self._thread is None:
@@ -93,10 +93,7 @@ class DiskThread:
         return result
 
     async def run(self, seconds_max: float, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Its result; TimeoutError when it is not done in time, though it may be done later.
-
-        While what was submitted before takes longer than that, nothing more is: TimeoutError at once.
-        """
+        """Return the work's result; raise TimeoutError when it is not done in time, though it may be done later."""
         if self.is_stuck(seconds_max):
             raise TimeoutError
         return await in_time(self.submit(work, *arguments, **keywords), seconds_max)
@@ -115,7 +112,7 @@ class DiskThread:
             self._begun_seconds = time.monotonic()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 self._ended()
                 done.set_exception(error)
             else:
@@ -254,7 +251,7 @@ class CatalogStore:
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
-        What is known of another version is void from then on, on every worker. Called in the listing's thread.
+        Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """
         record_key = catalog_key(key)
         packed, extra = self.packed(record_key)
@@ -281,7 +278,7 @@ class CatalogStore:
                     if record is not None and not is_listed_so(record, *version(said)):
                         found.append(key)
         except (lmdb.Error, struct.error):
-            return  # what cannot be read answers nobody
+            return  # unreadable entries answer no request
         for key in found:
             if self.lookup(key) is not None:
                 self.epochs.change_key(key)
@@ -381,11 +378,11 @@ LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
 
 GATHERING_SECONDS = 0.01
-"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+"""Seconds between two transactions: updates that come meanwhile are written together. A lone one does not wait."""
 
 
 class CatalogWriter:
-    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
+    """One process's queue. Callers do not wait for an update to land: until then its object is asked for again."""
 
     def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
         self._store = store

@@ -1,9 +1,9 @@
-"""A read that is stuck is asked for on another connection, and the first bytes win.
+"""Send a stuck read again on another connection; the first bytes win.
 
-One connection of many may hang: a lost path, a server that died, a disk that turns slowly. Whoever waits for it waits
-for nothing; and a training step waits for the slowest of all. So a GET or HEAD that has been silent for longer than
-nearly all answers take is sent once more: the whole request while there is no answer, else the rest of the body, of the
-same version. At most 2% of all requests are sent for that.
+One connection of many may hang: a lost path, a server that died, a disk that turns slowly. A reader gets nothing from
+it, and a training step waits for the slowest of all. So a GET or HEAD that has been silent for longer than nearly all
+answers take is sent once more: the whole request while there is no answer, else the rest of the body, of the same
+version. At most 2% of all requests are sent for that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Hedging:
         self.bodies = _Usual()
 
     def answered(self) -> None:
-        """A read was answered."""
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
 
     def take(self) -> bool:
@@ -83,7 +82,6 @@ class Hedging:
         return True
 
     def ended(self, outcome: HedgeOutcome, request: OriginRequest) -> None:
-        """How it went."""
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         fields = {"bucket": request.bucket, "key": request.key}

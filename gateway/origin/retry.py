@@ -243,8 +243,8 @@ class SilenceBoard:
     """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
     for all processes.
 
-    A cell is written without a lock. What is read of it half written, or overwritten by another host, costs a question
-    to the origin at most.
+    A cell is written without a lock. A half-written cell, or one overwritten by another host, costs a question to the
+    origin at most.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -286,7 +286,6 @@ class SilenceCell:
         _RECORD.pack_into(self._memory, self._offset, self._name, moment)
 
     def clear(self) -> None:
-        """It is not."""
         if self.told_at():
             _RECORD.pack_into(self._memory, self._offset, self._name, 0.0)
 
@@ -356,7 +355,6 @@ class CircuitBreaker:
         return not self.is_open or self._clock.monotonic() >= self._next_probe_at
 
     def answered(self) -> None:
-        """The origin answered: it lives."""
         self._heard_at = self._clock.monotonic()
         if self._is_silent:
             self._silence.clear()

@@ -119,7 +119,7 @@ class RequestRates(Protocol):
         """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before."""
+        """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited, on account of those behind it."""
@@ -233,7 +233,6 @@ class TrafficMeter:
         return self._limiter
 
     def count(self, count: int) -> None:
-        """A piece passes."""
         self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
 
     def passes(self, count: int) -> bool:
@@ -245,7 +244,7 @@ class TrafficMeter:
         return True
 
     async def wait(self, count: int) -> None:
-        """Until a piece of `count` bytes may pass."""
+        """Wait until a piece of `count` bytes may pass."""
         has_passed = False
         while not has_passed and (limiter := self._now()) is not None:
             try:
@@ -283,7 +282,6 @@ class MeteredOrigin:
         return _MeteredResponse(response, self._meter.of_body("read", request))
 
     async def aclose(self) -> None:
-        """As `Origin.aclose`."""
         await self._origin.aclose()
 
 

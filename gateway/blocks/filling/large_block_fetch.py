@@ -228,7 +228,7 @@ class LargeBlockFetcher:
             return nonce is not None
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
         file = await self.threads.open(self.directory.store.open_of, holder, name)
-        if file is None:  # it is published and evicted, abandoned, or removed by somebody else
+        if file is None:  # it is published and evicted, abandoned, or removed by a user
             return False
         try:
             return await self._read_on(fetch, lock, holder, file)

@@ -94,7 +94,7 @@ class UnpinnedGet:
 class UnpinnedResponse:
     """A good answer to an unpinned GET; `range` are the bytes of the object that its body holds.
 
-    Whoever has it made closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
+    Its maker closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
     it for long after: it holds the response, with what has come of its body, no longer than it is of use.
     """
 

@@ -45,7 +45,7 @@ class BlockPublished(ForebayError):
 
 
 class MovedToFile(Exception):
-    """The block that was being read from memory lies in a file now: go on there. Whoever goes on holds the file."""
+    """The block that was being read from memory lies in a file now: go on there. The catcher then holds the file."""
 
     def __init__(self, extent: Extent, file: BlockLease) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ def fetch_key(block: Block, headers: Mapping[str, str]) -> FetchKey:
 class InflightFetch:
     """One block that is fetched: `available` bytes from its start can be read.
 
-    They lie in `content`, of a small block; else in `file`. Whoever got it from `SingleFlight` is a user of it until
-    `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
-    verification as long as it waits to be written to the device (large_block_fetch.py): ask that first, for it may be
-    less any time.
+    They lie in `content`, of a small block; else in `file`. A reader that got it from `SingleFlight` is a user of it
+    until `leave`: the file stays open that long. Bytes that this process has written to it from `unwritten_from` on
+    need no verification while they wait to be written to the device (large_block_fetch.py): check that first, for they
+    may be fewer any time.
 
-    When all is here, a block still has to be published: then `persisted` is done, and `kept` says whether the disk took
+    A complete block still has to be published: then `persisted` is done, and `kept` is True if the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
 
@@ -183,7 +183,7 @@ class InflightFetch:
     def _next_change(self) -> asyncio.Future[None]:
         """Return a future of the caller's own: a cancelled caller cancels no other."""
         waiter = asyncio.get_running_loop().create_future()
-        if len(self._waiters) > 2 * self._users:  # of readers that have left
+        if len(self._waiters) > 2 * self._users:  # drop those of readers that have left
             self._waiters = [one for one in self._waiters if not one.done()]
         self._waiters.append(waiter)
         return waiter
@@ -364,7 +364,7 @@ class SingleFlight:
             await asyncio.gather(*self._tasks, *self._persisting, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel every fetch and wait for its task. What has arrived still goes to disk."""
+        """Cancel every fetch and wait for its task. Bytes that have arrived still go to disk."""
         for task in self._tasks:
             task.cancel()
         await self.settle()
@@ -445,7 +445,7 @@ class SingleFlight:
         fetchers, waited, given_up = self._fetchers, False, None
         while not fetch.is_abandoned:
             holder = fetchers.locks.take(lock, given_up)
-            # Looked up again under the lock: whoever had it before has entered the block before giving it back.
+            # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if fetchers.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
                     return False
@@ -455,7 +455,7 @@ class SingleFlight:
             if not fetchers.writable:
                 raise fetchers.refuse()
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
-                return False  # it is on its way, and nobody here waits for it yet
+                return False  # it is on its way, and no reader here waits for it yet
             if not waited:
                 fetchers.observer.coalesced(fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)

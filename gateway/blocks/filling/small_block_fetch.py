@@ -90,8 +90,6 @@ class Appended:
 
 @dataclass(slots=True)
 class SegmentAppender:
-    """One process's segments."""
-
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
@@ -404,7 +402,7 @@ class SmallBlockFetcher:
         except (
             BlockDamaged,
             StoreUnavailable,
-        ):  # evicted already, or the disk fails: whoever fetches next will meet it
+        ):  # evicted already, or the disk fails: the next fetch will meet it
             return
         if extent is not None and file is not None:
             fetch.move(file, extent)

@@ -90,7 +90,6 @@ class CircuitBreaker:
         self._isolate(Trouble.FAILING, error)
 
     async def close(self) -> None:
-        """Stop probing."""
         self._closed = True
         if self._mending is not None:
             self._mending.cancel()

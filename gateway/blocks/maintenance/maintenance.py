@@ -28,7 +28,6 @@ class Maintenance:
         self._look_at_rights()
 
     async def go_on(self) -> None:
-        """For ever."""
         while True:
             self._report_usage()
             self._look_at_rights()
@@ -84,7 +83,7 @@ class Maintenance:
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
-            with suppress(ForebayError):  # told where it is written to; what was known last goes on
+            with suppress(ForebayError):  # the writer reports it; the last known values stay
                 self._tools.directory.reserve_of_others.size_bytes = self._rights_of_others()
 
     def _report_usage(self) -> None:

@@ -35,7 +35,7 @@ PAUSE_SECONDS = 10.0
 """Seconds between looks while the directory is left alone."""
 
 LEAD_SECONDS = 0.05
-"""It may be so much ahead of its pace: below that, sleeping costs more than it spares."""
+"""Seconds that it may be ahead of its pace: below that, sleeping costs more than it spares."""
 
 
 @dataclass(frozen=True, slots=True)

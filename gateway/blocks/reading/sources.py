@@ -290,7 +290,6 @@ class FillSource:
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
 
     def was_denied_another(self, error: OriginBusy) -> bool:
-        """As `InflightFetch.was_denied_another`."""
         return self._fill.was_denied_another(error)
 
     async def close(self) -> None:

@@ -83,7 +83,6 @@ class PieceVerifier:
         self._taken(-1, 0)
 
     def _taken(self, position: int, count: int) -> _Piece | None:
-        """The piece ahead, if it is this one."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.position, ahead.count) != (position, count):
             ahead.let_be()
@@ -183,7 +182,7 @@ def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, p
 
 
 def _verify_quietly(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> None:
-    with suppress(BlockError):  # who comes to it finds it out
+    with suppress(BlockError):  # its reader finds it out
         _verify(file, extent, piece, reads_on)
 
 

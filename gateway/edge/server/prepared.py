@@ -92,7 +92,7 @@ _STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
 Client = tuple[str, int]
-"""Its address and port."""
+"""Address and port."""
 
 
 class _Known(NamedTuple):

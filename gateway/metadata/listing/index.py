@@ -43,7 +43,7 @@ WAITING_MAX = 64
 
 
 SWEEPS_MAX = 1024
-"""Sweeps that wait at most."""
+"""Limit of waiting sweeps."""
 
 SWEEPS_BEHIND_MAX = 16
 """With more, own writes wait."""
@@ -53,7 +53,7 @@ LAND_SECONDS_MAX = 10.0
 
 
 class IndexWriter:
-    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+    """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
     def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
         self._store = store
@@ -422,7 +422,7 @@ class ListingIndex:
             self._epochs.change_bucket(write.bucket)
 
     async def end_write(self, write: OwnWrite) -> None:
-        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        """Note that a write was answered, or never will be. Otherwise its keys are asked about for longer."""
         self.void_if_not_noted(write)
         if self._opened is not None and (write.is_noted or self._noting.waiting):
             ending = self._noting.submit(

@@ -27,7 +27,6 @@ class Interval:
 
 
 def without(intervals: Iterable[Interval], start: bytes, stop: bytes) -> list[Interval]:
-    """Return the intervals without [start, stop)."""
     left = []
     for one in intervals:
         if one.stop <= start or one.start >= stop:
@@ -188,9 +187,7 @@ class Batch:
     merge_seconds: float
 
     def until(self, key: bytes) -> Batch:
-        """Its part before `key`."""
         return replace(self, stop=key, listed=self.listed[: bisect_left(self.listed, (key, b""))])
 
     def beginning_at(self, key: bytes) -> Batch:
-        """Its part from `key` on."""
         return replace(self, start=key, listed=self.listed[bisect_left(self.listed, (key, b"")) :])

@@ -125,7 +125,6 @@ def numbered_here(
 
 
 def template_of(record: bytes) -> int:
-    """The number of the record's template."""
     return int.from_bytes(record[_TEMPLATE_AT : _TEMPLATE_AT + 2], "little")
 
 
@@ -148,7 +147,6 @@ def _own_template_end(record: bytes) -> int:
 
 
 def pack_template(template: EntryTemplate) -> bytes:
-    """A template as it lies in the index."""
     return orjson.dumps(list(template))
 
 
@@ -247,7 +245,7 @@ def _end(template: EntryTemplate, *, owner: bool) -> tuple[str, str]:
 
 
 def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:
-    """Each as `encoded`. Whether any of them needs care is asked of all at once: in most pages none does."""
+    """Encode each as `encoded`. One test of all finds out whether any needs care: in most pages none does."""
     together = b"\n".join(keys)
     if together.translate(None, _UNRESERVED if url else _NEEDS_NO_XML) == b"\n" * (len(keys) - 1):
         return together.decode().split("\n") if keys else []

@@ -130,11 +130,10 @@ class Staging:
         return manifest
 
     def leave(self) -> None:
-        """Close it as it is."""
+        """Close the staging, for another process to continue."""
         self._table.close()
 
     def discard(self) -> None:
-        """Give it up."""
         self._table.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -72,7 +72,7 @@ class Claim(NamedTuple):
 class FairShares:
     """At most `total` claims are granted at a time. Event loop only.
 
-    Accounts take turns, and within an account who came first is first. Nobody waits who could be granted now.
+    Accounts take turns, and within an account who came first is first. No claim waits that could be granted now.
     """
 
     def __init__(self, total: int, wait_seconds_max: float) -> None:
@@ -99,7 +99,7 @@ class FairShares:
         return True
 
     async def take(self, claim: Claim) -> None:
-        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        """Wait until `claim` is granted; raise OriginBusy when that takes too long. A cancelled caller has none."""
         if self.take_now(claim):
             return
         turn = asyncio.get_running_loop().create_future()
@@ -252,8 +252,8 @@ class Pool:
             connection.limit_window(size_bytes)
 
     async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
-        """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
-        had, OriginBusy when one's turn does not come. It comes back by itself, when an answer was complete, or is no
+        """Take a connection in turn: the one used last, or a new one. Raises OSError and TimeoutError when there is
+        none, OriginBusy when the turn does not come. It comes back by itself, when an answer was complete, or is no
         more.
 
         `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
@@ -583,7 +583,7 @@ async def _send(connection: Connection, stream: ResponseStream, content: Streame
         connection.sent()
 
     sending = asyncio.create_task(run(), name="send a body to an origin")
-    # What it raises is asked for below, but where something else is raised first: asyncio must not log it then.
+    # Its error is read below, unless another one is raised first: asyncio must not log it then.
     sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
     try:
         await asyncio.wait([sending, stream.arrival], return_when=asyncio.FIRST_COMPLETED)

@@ -302,7 +302,7 @@ class Connection(Protocol):
 
 
 class ResponseStream:
-    """`head` is there once `begun` has returned. Who has it made closes it in the end, also where that fails."""
+    """`head` is there once `begun` has returned. The caller closes it in the end, also if it fails."""
 
     __slots__ = (
         "_asked_at",
@@ -394,7 +394,7 @@ class ResponseStream:
     async def receive_into(self, buffer: ReceiveBuffer) -> memoryview:
         """The next piece of a direct body, empty at its end. ResponseBroken when it ended early, behind what came.
 
-        Between two pieces nothing is received. Who is cancelled has lost bytes, and closes the answer.
+        Between two pieces nothing is received. A cancelled caller has lost bytes, and closes the answer.
         """
         assert isinstance(self._body, DirectBody)  # noqa: S101 - it is direct
         self._body.want(buffer)
