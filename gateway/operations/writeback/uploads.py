@@ -1,7 +1,7 @@
 """Multipart uploads in a slot with `write = "back"`: their beginning, listing and end.
 
-    Create → the request to the origin is entered → sent, with a question for the key's version → the upload is open here,
-             with an upload id of our own → 200; with the origin away and its bucket known, it is begun here alone
+    Create → the request to the origin is entered → sent, with a question for the key's version → open here, with an
+             upload id of our own → 200; with the origin away and its bucket known, it is begun here alone
     UploadPart, UploadPartCopy → parts.py, copies.py
     Complete → complete_upload.py
     Abort, ListParts → from the journal
