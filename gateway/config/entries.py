@@ -66,7 +66,7 @@ class CallerLimitSettings(Section):
 
 
 _WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
-"""What SDKs take for an app id: the characters of a token (RFC 9110, 5.6.2)."""
+"""The form of an app id in SDKs: the characters of a token (RFC 9110, 5.6.2)."""
 
 
 class CallerClassSettings(CallerLimitSettings):
@@ -521,12 +521,12 @@ class SlotSettings(Section):
 
     @property
     def is_buffered(self) -> bool:
-        """Whether writes are acknowledged when this node's disk has them."""
+        """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
-        """What holds where `index_refresh` is omitted, too. None: never."""
+        """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
         if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
             return self.index_refresh_seconds
         return self.metadata_ttl_seconds / 2
