@@ -23,7 +23,7 @@ from gateway.origin.client import Origin
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a cache must see to itself, and what its readers share."""
+    """The parts of a cache that it looks after itself, with those that its readers share."""
 
     tools: ReadDependencies
     opened: OpenDirectory
@@ -38,7 +38,6 @@ def assemble(
     origin: Origin,
     clock: Clock,
 ) -> Parts:
-    """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop
@@ -50,7 +49,7 @@ def assemble(
     fetchers = Fetchers(
         SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
         LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, retries),
-        settings.packed_bytes_max,
+        settings.small_object_bytes_max,
         blocks,
         locks,
         watcher,

@@ -146,8 +146,8 @@ CACHE_DAMAGED = Counter(
 CACHE_NOT_KEPT = Counter(
     "forebay_cache_not_kept_total{slot,reason} blocks",
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
-    "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
-    "belongs to others), disk (a small block that the disk did not take).",
+    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
+    "pinned or belongs to others), disk (a small block that the disk did not take).",
     reason=("size", "write-budget", "room", "disk"),
 )
 WARM_UP_OBJECTS = Counter(
@@ -198,7 +198,7 @@ CACHE_WRITTEN_TODAY_BYTES = LatestGauge(
     "Bytes that fills were given room for since midnight UTC: what daily_writes bounds.",
 )
 CACHE_UNSURVEYED_BYTES = LatestGauge(
-    "forebay_cache_unsurveyed_bytes bytes",
+    "forebay_cache_unaccounted_bytes bytes",
     "Bytes on disk, left by an unclean boot, that the cache does not know again yet.",
 )
 CACHE_CAPACITY_BYTES = LatestGauge("forebay_cache_capacity_bytes bytes", "Bytes on disk that cached blocks may take.")
@@ -224,7 +224,7 @@ LISTING_PAGES = Counter(
     outcome=("hit", "partial", "miss", "stale"),
 )
 LISTING_KEYS_NOT_KEPT = Counter(
-    "forebay_listing_keys_not_kept_total keys",
+    "forebay_listing_keys_dropped_total keys",
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
 )
 INDEX_CRAWLS = Counter(
@@ -262,8 +262,8 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     "forebay_writeback_flush_failures_total{slot,reason} attempts",
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
-    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
-    "key meanwhile), disk (this node's) or other.",
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
+    "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
     reason=FLUSH_FAILURES,
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
@@ -284,7 +284,7 @@ WRITEBACK_BUFFER_BYTES = LatestGauge(
 )
 WRITEBACK_EXPOSURE_BYTES = LatestGauge(
     "forebay_writeback_exposure_bytes{slot} bytes",
-    "What of the slot may be on this node alone, before writes go through: `exposure`; 0: no limit.",
+    "What of the slot may be on this node alone, before writes go through: `max_unflushed_bytes`; 0: no limit.",
 )
 WRITEBACK_USED_BYTES = LatestGauge(
     "forebay_writeback_buffer_used_bytes{slot} bytes",
@@ -317,7 +317,7 @@ WRITEBACK_OLDEST_CONFLICT_SECONDS = LatestGauge(
     "How long ago the oldest write was acknowledged that is in conflict, and waits for a person; 0: there is none.",
 )
 WRITEBACK_THROUGH = Counter(
-    "forebay_writeback_through_total{slot,reason} writes",
+    "forebay_writeback_written_through_total{slot,reason} writes",
     "Writes that were not absorbed in a slot with write-back, and are the origin's: PutObject, CopyObject, "
     "CreateMultipartUpload, UploadPart, UploadPartCopy and CompleteMultipartUpload. reason, as in the answer's "
     "x-forebay-not-absorbed. Because of a bound: full, share (the access key's bodies that are still arriving take its "
@@ -355,7 +355,7 @@ WRITEBACK_PACED_SECONDS = Counter(
     "that waited side by side.",
 )
 WRITEBACK_NOT_FLUSHED = Gauge(
-    "forebay_writeback_not_flushed_objects{slot,state} objects",
+    "forebay_writeback_unflushed_objects{slot,state} objects",
     "Acknowledged writes that do not get to the origin now. state: failing (tried again and again: 403, a bucket that "
     "is gone, expired credentials), conflict (others have changed the object: forebay writeback resolve), damaged, or "
     "waiting for the bucket (it does not answer, or is busy: nobody has to do anything about the write). forebay "
@@ -381,7 +381,7 @@ WRITEBACK_OPEN_UPLOAD_IDLE = LatestGauge(
     "At the slot's upload_expiry it is aborted.",
 )
 WRITEBACK_REMEMBERED = LatestGauge(
-    "forebay_writeback_remembered_rows{kind} rows",
+    "forebay_writeback_journal_rows{kind} rows",
     "What the journal remembers of what is over; 50,000 of each kind at most. kind: ended-upload (answers a repeated "
     "CompleteMultipartUpload for a day) or own-write (what this gateway has last put under a key at the origin).",
 )
@@ -404,14 +404,14 @@ SNAPSHOT_REFUSALS = Counter(
 )
 
 SMALL_ANSWERS = Counter(
-    "forebay_small_answers_total{operation,outcome} requests",
+    "forebay_bucket_metadata_answers_total{operation,outcome} requests",
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
     "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
     operation=("HeadBucket", "GetBucketLocation"),
     outcome=("hit", "miss", "stale"),
 )
 SMALL_ANSWER_TROUBLES = Counter(
-    "forebay_small_answer_troubles_total{trouble} troubles",
+    "forebay_bucket_metadata_errors_total{trouble} troubles",
     "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
     "locked or too slow) or damaged (the file was not what had been written).",
     trouble=("unavailable", "damaged"),
@@ -467,7 +467,7 @@ ORIGIN_THROTTLE_WAIT_SECONDS = Counter(
     "Time that they were held back, summed over all that waited side by side.",
 )
 ORIGIN_THROTTLED_IN_VAIN = Counter(
-    "forebay_origin_throttled_in_vain_total{slot} requests",
+    "forebay_origin_throttle_timeouts_total{slot} requests",
     "Requests that were held back for as long as it may be, and not sent: clients were answered 503 SlowDown.",
 )
 ORIGIN_REQUEST_RATE = LatestGauge(

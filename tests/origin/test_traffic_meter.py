@@ -11,8 +11,7 @@ import pytest
 
 from gateway.core.clock import Clock
 from gateway.origin.client import IS_AWAITED, OriginRequest, Purpose, StreamedBody
-from gateway.origin.s3 import Attempt
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.shared.recent_requests import RecentRequests, recent_requests
 from gateway.telemetry import metrics

@@ -48,7 +48,7 @@ class Held:
     def charge(self, count: int) -> None:
         raise AssertionError("nothing is sent again here")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         return
 
 

@@ -58,7 +58,7 @@ async def gateway_app(
     allow_signature_v2: bool = True,
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
-    small_answers_ttl_seconds: float = 60.0,
+    bucket_metadata_ttl_seconds: float = 60.0,
     writeback: bool = False,
     buffer_closed: bool = False,
     capacity_bytes: int = 256 * 1024**2,
@@ -88,7 +88,7 @@ async def gateway_app(
     answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
-        ttl_seconds=small_answers_ttl_seconds,
+        ttl_seconds=bucket_metadata_ttl_seconds,
     )
     snapshots = SnapshotStore(directory / "snapshots")
     registry = SnapshotRegistry(snapshots, slots, clock)

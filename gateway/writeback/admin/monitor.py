@@ -1,5 +1,5 @@
-"""What is pending, what is open and what is remembered, as metrics: looked at every ten seconds, or less often where
-that takes long."""
+"""Reports pending objects, open uploads and the journal's size as metrics: every ten seconds, less often if looks take
+long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 10.0
 STATES = ("conflict", "damaged", "failing", CheckpointState.WAITING.value)
 
 _SHARE = 50.0
-"""A look may take this part of the time: it reads a row of each open upload, and of each of its parts."""
+"""The pause after a look is at least this many times its length: a look reads each open upload and its parts."""
 
 
 class PendingMonitor:
@@ -30,10 +30,9 @@ class PendingMonitor:
         self._told = set[str]()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 await self._look()
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
