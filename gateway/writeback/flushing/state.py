@@ -56,6 +56,9 @@ UNUSED_SECONDS = 12 * 3600.0
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """So long an upload is looked for in a bucket that does not let its uploads be listed."""
 
+RESTARTS_MAX = 3
+"""So often an upload is begun anew soon: a bucket that has no use for it then either has refused it for good."""
+
 Kind = Literal["put", "complete", "delete"]
 
 # Events
@@ -770,21 +773,25 @@ class Progress:
                 return self._ask(_Step.VERIFY, Head())
             return self._end(Answer(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
+        refusal = self._refusal if code is not None else None
+        is_final = refusal is not None and refusal.is_final and code not in _UPLOAD_OF_NO_USE
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
+            is_final = write.restarts >= RESTARTS_MAX
+            kind = kind if is_final else "changed"
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
-        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+        if not is_final or not write.is_acknowledged:
             return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
-        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
-        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
+        if refusal is not None and refusal.words:
+            reason = f"{code}: {refusal.words}"
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

@@ -19,6 +19,7 @@ from gateway.writeback.flushing.state import (
     DIFFERENT,
     LOST,
     OTHERS,
+    RESTARTS_MAX,
     PARTS_AT_ONCE,
     UNUSED_SECONDS,
     Abort,
@@ -322,6 +323,13 @@ def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
     gone = sent(multipart(1, origin_upload_id="gone"), 1)
     for code in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
         assert play(Progress(gone, ALL), Refused(code)) == [StartOver(), Wait(code, is_away=False)]
+        often = Progress(replace(gone, restarts=RESTARTS_MAX), ALL)
+        told = [StartOver(), Wait(f"{code}: its words", is_away=False)]
+        assert play(often, Refused(code, words="its words")) == told
+        [_, wait] = play(Progress(replace(gone, restarts=RESTARTS_MAX), ALL), Refused(code))
+        assert isinstance(wait, Wait)
+        assert wait.refused_with == code
+        assert not wait.waits_for_bucket
     progress = Progress(multipart(1), ALL)
     assert play(progress, Headed(None)) == [Begin()]
     assert [type(one) for one in progress.after(begun(progress.write, "new"))] == [SendPart]
