@@ -40,13 +40,10 @@ _MAY_PASS = frozenset(
 
 
 def is_for_good(status: int, code: str) -> bool:
-    """Whether a refusal stays as it is until a person changes something. An answer without a code (`HTTP 400`) may be
-    of something on the way."""
+    """Return whether a refusal stays as it is until a person changes something."""
     if code == "NoSuchBucket":
         return True
-    if code in _MAY_PASS or code.startswith("KMS.") or (code.startswith("HTTP ") and status not in (405, 501)):
-        return False
-    return status in _FINAL_STATUSES
+    return status in _FINAL_STATUSES and code not in _MAY_PASS and not code.startswith("KMS.")
 
 
 def kind_of_error(error: Exception) -> FailureKind:
@@ -62,7 +59,7 @@ def kind_of_error(error: Exception) -> FailureKind:
 
 
 def kind_of_answer(status: int, code: str, document: bytes = b"") -> FailureKind:
-    """Of an answer that is no success. A HEAD has no document: there a key that is refused is any 403."""
+    """Return the kind of a refusal with an S3 error document."""
     if status in (401, 403):
         if OWN_CLOCK_REFUSED.encode() in document:
             return "clock"

@@ -384,7 +384,7 @@ _DOES_NOT_HOLD = frozenset({"PreconditionFailed", "ConditionalRequestConflict", 
 _NOT_IMPLEMENTED = frozenset({"NotImplemented", "MethodNotAllowed"})
 
 OTHERS = "others have changed the object at the origin"
-LOST = "the origin has answered that it has the object, and has none"
+UNTOLD = "the origin has answered without an ETag, and has what it had before"
 DIFFERENT = "what the origin has is not what was sent"
 
 
@@ -666,14 +666,10 @@ class Progress:
             return self._ask(_Step.VERIFY, Head())
         if write.is_etag_local:  # nothing to compare it with: Content-MD5 has told the origin what it was to get
             return self._end(Settle(event.etag))
-        return self._has_made(event.etag)
-
-    def _has_made(self, etag: str) -> Sequence[Instruction]:
-        """The origin says that it has made it, as this version: where that is not ours, the bytes are looked at."""
-        if unquote(etag) == unquote(self.write.etag):
-            return self._end(Settle(etag))
-        self._made = self._found = etag
-        return self._ask(_Step.COMPARE, Compare(etag))
+        if self._is_ours(event.etag):
+            return self._end(Settle(event.etag))
+        self._made = self._found = event.etag
+        return self._ask(_Step.COMPARE, Compare(event.etag))
 
     def _verified(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -684,9 +680,9 @@ class Progress:
                 self._found = found.etag
                 return self._ask(_Step.COMPARE, Compare(found.etag))
             return self._not_completed()
-        if found.etag is None:
-            return self._end(MarkConflict(LOST))
-        return self._has_made(found.etag)
+        if self._is_expected(found):
+            return self._end(Wait(UNTOLD, is_away=True, kind="origin-error"))
+        return self._found_unexpected(found)
 
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:

@@ -17,10 +17,10 @@ from gateway.writeback.flushing.requests import _refusal
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
-    LOST,
     OTHERS,
     PARTS_AT_ONCE,
     RESTARTS_MAX,
+    UNTOLD,
     UNUSED_SECONDS,
     Abort,
     Aborted,
@@ -435,7 +435,7 @@ def test_an_etag_that_is_not_told_is_asked_for() -> None:
     progress = Progress(single(), ALL)
     assert play(progress, Finished(None)) == [Head()]
     assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
-    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [MarkConflict(LOST)]
+    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Wait(UNTOLD, is_away=True)]
 
 
 def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
@@ -906,7 +906,7 @@ def _check(world: _World) -> None:
         assert write.deleted or origin.ours or are_our_bytes
     elif isinstance(world.outcome, MarkConflict):
         assert world.others or origin.damaged
-        assert world.outcome.reason in (OTHERS, LOST, DIFFERENT)
+        assert world.outcome.reason in (OTHERS, DIFFERENT)
         # Where the origin does not tell its ETag, others' object may be taken for what it has made of ours.
         assert world.outcome.reason != DIFFERENT or origin.damaged or world.others
     else:
