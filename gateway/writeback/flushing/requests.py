@@ -246,7 +246,7 @@ class Requests:
                 return await failure_of(response)
             answer = await response.read(ANSWER_SIZE_BYTES_MAX)
         code = error_code_of(answer)
-        if code is not None:
+        if code:
             return _refusal(200, code, answer)
         return _untold(200, "an ETag") if text_of(answer, "ETag") is None else Finished(etag_of_result(answer))
 

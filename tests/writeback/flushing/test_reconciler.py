@@ -138,8 +138,8 @@ def test_failures_are_waited_out(tmp_path: Path, operation: Operation, effect: A
     """Whatever the origin answers, or does not, at any step: in the end it has the object, and nothing else."""
 
     async def scenario(buffer: Buffer) -> None:
-        if operation is Operation.HEAD_OBJECT and isinstance(effect, Answer) and effect.status == 404:
-            return  # a HEAD has no code: a bucket that is gone is found out by the next step
+        if operation is Operation.HEAD_OBJECT and isinstance(effect, Answer) and effect.status < 500:
+            return  # a HEAD has no code: it is found out by GET, or by the next step
         stored = await buffer.upload(key("model"), [PART_BYTES, 3])
         buffer.origin.inject(on(operation), effect, times=3)
         buffer.start()
