@@ -25,7 +25,7 @@ from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.failures import kind_of_error
 from gateway.writeback.flushing.requests import failure_of, head_of
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
 
@@ -62,7 +62,7 @@ LONG_BYTES = 1024**2
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
-Answer: TypeAlias = bool | Refused | Lost
+Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
 
 
@@ -84,7 +84,7 @@ class Presence:
         ignored: Callable[[str], bool],
         *,
         is_first: bool,
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
         began = clock.monotonic()
         while True:
@@ -110,7 +110,7 @@ class Presence:
 
     async def _ask(
         self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
-    ) -> Refused | Lost | None:
+    ) -> WriteRefused | Lost | None:
         """Ask about files, `at_once` a time, until none of a batch is there. Return why the origin does not say."""
         for first in range(0, len(asked), at_once or 1):
             answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
@@ -153,7 +153,7 @@ async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: 
             return await _has_any(origin, bucket, name[:-1], slot, purpose)
         request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
         found = await head_of(origin, request, believes_404=True)
-        return found if isinstance(found, Refused | Lost) else found is not None
+        return found if isinstance(found, WriteRefused | Lost) else found is not None
     except (OriginUnreachable, OriginBodyError, OSError) as error:
         return Lost(str(error), kind_of_error(error))
 
@@ -207,7 +207,7 @@ class ManifestFiles:
 
     async def look(
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()

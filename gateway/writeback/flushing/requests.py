@@ -17,7 +17,7 @@ from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import Steps, each, in_steps
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.s3.headers import parse_http_date, quote, unquote
 from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
@@ -31,13 +31,13 @@ from gateway.writeback.flushing.state import (
     Event,
     Finish,
     Finished,
-    Found,
+    FoundObject,
     Headed,
     Lost,
     PartFailed,
     PartSent,
-    Refused,
     SendPart,
+    WriteRefused,
 )
 from gateway.writeback.journal.records import Part, State, Write
 from gateway.writeback.pending_reader import staged_body
@@ -104,7 +104,7 @@ class Requests:
     async def head(self, write: Write) -> Event:
         return await _event(self._head(write))
 
-    async def begin(self, write: Write) -> str | Refused | Lost:
+    async def begin(self, write: Write) -> str | WriteRefused | Lost:
         """Open an upload with all that Create fixed; return its id."""
         try:
             return await self._begin(write)
@@ -115,7 +115,7 @@ class Requests:
         event = await _event(self._send_part(write, send))
         if isinstance(event, Lost):
             return PartFailed(send.origin_upload_id, send.part.number, event.reason, kind=event.kind)
-        if isinstance(event, Refused):
+        if isinstance(event, WriteRefused):
             return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code, event.kind, event)
         return event
 
@@ -155,19 +155,19 @@ class Requests:
         except (OriginUnreachable, OriginBodyError, OSError):
             return None
 
-    async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+    async def open_uploads(self, key: ObjectKey) -> OpenUploads | WriteRefused | Lost:
         try:
             return await self._open_uploads(key)
         except (OriginUnreachable, OriginBodyError) as error:
             return Lost(str(error), kind_of_error(error))
 
-    async def _open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+    async def _open_uploads(self, key: ObjectKey) -> OpenUploads | WriteRefused | Lost:
         found, asked = list[OpenUpload](), Moment.of(self._clock)
         told: float | None = None
         following: tuple[str, str] | None = ("", "")
         while following is not None:
             answered = await self._page_of_uploads(key, following)
-            if isinstance(answered, Refused | Lost):
+            if isinstance(answered, WriteRefused | Lost):
                 return answered
             page, told = answered
             now = asked.at if told is None else told
@@ -180,7 +180,7 @@ class Requests:
 
     async def _page_of_uploads(
         self, key: ObjectKey, following: tuple[str, str]
-    ) -> tuple[UploadsPage, float | None] | Refused | Lost:
+    ) -> tuple[UploadsPage, float | None] | WriteRefused | Lost:
         """Return a page, and the time by the origin's clock."""
         markers = zip(("key-marker", "upload-id-marker"), following, strict=True)
         query = [("uploads", ""), ("prefix", key.key), ("encoding-type", "url"), *(one for one in markers if one[1])]
@@ -190,7 +190,7 @@ class Requests:
             if response.status == 200:
                 return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)), told
             failure = await failure_of(response)
-        if failure == Refused("NoSuchBucket") and await self._is_bucket_gone(key.bucket):
+        if failure == WriteRefused("NoSuchBucket") and await self._is_bucket_gone(key.bucket):
             return UploadsPage([], [], None), told
         return failure
 
@@ -199,7 +199,7 @@ class Requests:
         found = await head_of(self._origin, _request("HEAD", write), believes_404=_is_absence_expected(write))
         if found is None:
             return Headed(None, moment=asked)
-        return found if isinstance(found, Refused | Lost) else _headed(found, asked, Moment.of(self._clock))
+        return found if isinstance(found, WriteRefused | Lost) else _headed(found, asked, Moment.of(self._clock))
 
     async def _is_bucket_gone(self, bucket: str) -> bool:
         """Ask for the bucket itself: a HEAD of a key has no document to tell a missing bucket from a missing object."""
@@ -207,7 +207,7 @@ class Requests:
         async with await self._origin.send(request) as response:
             return response.status == 404
 
-    async def _begin(self, write: Write) -> str | Refused | Lost:
+    async def _begin(self, write: Write) -> str | WriteRefused | Lost:
         request = _request("POST", write, [("uploads", None)], write.spec.headers)
         async with await self._origin.send(request) as response:
             if response.status != 200:
@@ -253,19 +253,21 @@ class Requests:
         async with await self._origin.send(request) as response:
             if response.status == 204:
                 return Finished(None)
-            found: Mapping[str, str] | Refused | Lost | None = await _seen(response)
+            found: Mapping[str, str] | WriteRefused | Lost | None = await _seen(response)
         if response.status == 200:  # S3 answers 204
             found = await head_of(self._origin, _request("HEAD", write), believes_404=False)
         if found is None:
             return Finished(None)
-        return found if isinstance(found, Refused | Lost) else Lost("the origin has not deleted it", "origin-error")
+        return (
+            found if isinstance(found, WriteRefused | Lost) else Lost("the origin has not deleted it", "origin-error")
+        )
 
     async def _compare(self, write: Write, etag: str) -> Event:
         async with await self._origin.send(_request("GET", write, (), {"if-match": quote(etag)})) as response:
             found = await _seen(response)
-            if found is None or found == Refused("PreconditionFailed"):
+            if found is None or found == WriteRefused("PreconditionFailed"):
                 return Compared(None)
-            if isinstance(found, Refused | Lost):
+            if isinstance(found, WriteRefused | Lost):
                 return found
             is_it = unquote(found["etag"]) == unquote(etag)
             return Compared(await _has_parts(response, write.parts) if is_it else None)
@@ -277,9 +279,9 @@ class Requests:
                 answer = await response.read(ANSWER_SIZE_BYTES_MAX)
                 has_parts = text_of(answer, "PartNumber") is not None
                 is_list = text_of(answer, "UploadId") is not None
-                return Found(True, has_parts) if is_list else _untold(200, "a list of parts")
+                return FoundObject(True, has_parts) if is_list else _untold(200, "a list of parts")
             failure = await failure_of(response)
-        return Found(False) if failure == Refused("NoSuchUpload") else failure
+        return FoundObject(False) if failure == WriteRefused("NoSuchUpload") else failure
 
     async def _abort(self, write: Write) -> Event:
         query = [("uploadId", write.origin_upload_id or "")]
@@ -287,10 +289,10 @@ class Requests:
             if response.status == 204:
                 return Aborted()
             failure = await failure_of(response)
-        if response.status == 200 and await self._find(write) == Found(False):  # S3 answers 204
+        if response.status == 200 and await self._find(write) == FoundObject(False):  # S3 answers 204
             return Aborted()
-        is_bucket_gone = failure == Refused("NoSuchBucket") and await self._is_bucket_gone(write.key.bucket)
-        if failure == Refused("NoSuchUpload") or is_bucket_gone:
+        is_bucket_gone = failure == WriteRefused("NoSuchBucket") and await self._is_bucket_gone(write.key.bucket)
+        if failure == WriteRefused("NoSuchUpload") or is_bucket_gone:
             return Aborted()
         return failure
 
@@ -313,7 +315,7 @@ def _request(
 
 async def head_of(
     origin: Origin, request: OriginRequest, *, believes_404: bool
-) -> Mapping[str, str] | Refused | Lost | None:
+) -> Mapping[str, str] | WriteRefused | Lost | None:
     """Return the headers of the object that a HEAD asks for, None if there is none.
 
     An answer to HEAD has no document by which S3 could be told from a proxy: unless a 404 is believed, ask by GET too.
@@ -321,17 +323,17 @@ async def head_of(
     async with await origin.send(request) as response:
         if response.status == 404 and believes_404:
             return None
-        if response.status == 200 or says_later(response.status):
+        if response.status == 200 or asks_for_retry(response.status):
             return await _seen(response)
     async with await origin.send(replace(request, method="GET")) as response:
         return await _seen(response)
 
 
-async def _seen(response: OriginResponse) -> Mapping[str, str] | Refused | Lost | None:
+async def _seen(response: OriginResponse) -> Mapping[str, str] | WriteRefused | Lost | None:
     if response.status == 200:
         return response.headers if response.headers.get("etag") else _untold(200, "an ETag")
     failure = await failure_of(response)
-    return None if failure == Refused("NoSuchKey") else failure
+    return None if failure == WriteRefused("NoSuchKey") else failure
 
 
 def _headed(headers: Mapping[str, str], asked: Moment, answered: Moment) -> Headed:
@@ -407,7 +409,7 @@ async def _event(asking: Awaitable[Event]) -> Event:
         return Lost(str(error), kind_of_error(error))
 
 
-async def failure_of(response: OriginResponse) -> Refused | Lost:
+async def failure_of(response: OriginResponse) -> WriteRefused | Lost:
     """Return what an answer that is no success says. Only an S3 error document decides anything: whatever else answers
     is a proxy, or a load balancer, and the bucket is away."""
     body = await response.read(ANSWER_SIZE_BYTES_MAX)
@@ -419,16 +421,16 @@ def _untold(status: int, missing: str) -> Lost:
     return Lost(f"HTTP {status} without {missing}", "slow-down" if status == 429 else "origin-error")
 
 
-def _refusal(status: int, code: str, document: bytes = b"") -> Refused | Lost:
+def _refusal(status: int, code: str, document: bytes = b"") -> WriteRefused | Lost:
     """Return what an error means: a 5xx, or an error that follows a 200, leaves open what was done; NotImplemented
     means that nothing was."""
     kind = kind_of_answer(status, code, document)
     words = (text_of(document, "Message") or "")[:WORDS_MAX]
     if code == _NOT_IMPLEMENTED:
-        return Refused(code, kind, words, is_final=True)
+        return WriteRefused(code, kind, words, is_final=True)
     if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
         return Lost(code, kind)
-    return Refused(code, kind, words, is_final=is_for_good(status, code))
+    return WriteRefused(code, kind, words, is_final=is_for_good(status, code))
 
 
 async def _once(document: bytes) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.flushing.state import Delete, Event, Finish, Lost, PartFailed, Refused, SendPart
+from gateway.writeback.flushing.state import Delete, Event, Finish, Lost, PartFailed, SendPart, WriteRefused
 from gateway.writeback.journal.records import Conditions, ExpectedVersion, Honoured, State, Turn, Write, WriteSpec
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.memory_origin.faults import Answer
@@ -39,7 +39,7 @@ Ask = Callable[[Requests, Write], Awaitable[Event | str]]
 
 async def _open_uploads(requests: Requests, write: Write) -> Event | str:
     found = await requests.open_uploads(write.key)
-    return found if isinstance(found, Refused | Lost) else "found"
+    return found if isinstance(found, WriteRefused | Lost) else "found"
 
 
 ASKED: dict[str, Ask] = {
