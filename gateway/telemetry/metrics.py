@@ -217,8 +217,8 @@ CACHE_NOT_KEPT = Counter(
     "blocks",
     ("slot", "reason"),
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
-    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
-    "belongs to others), disk (a small block that the disk did not take).",
+    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
+    "pinned or belongs to others), disk (a small block that the disk did not take).",
     values={"reason": ("size", "write-budget", "room", "disk")},
 )
 WARM_UP_OBJECTS = Counter(
