@@ -290,8 +290,10 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
 
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it. Pending
-    writes were acknowledged when the slot had another `authorization`, or belong to a copy's target."""
+    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
+
+    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
+    """
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
