@@ -21,7 +21,7 @@ from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
-from gateway.s3.list_result import ListedEntry, parse_listed_page
+from gateway.s3.list_result import ListedEntry, listed_objects
 from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.serve.own_credentials import find_own_key
 
@@ -210,7 +210,7 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
 def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
     entries: list[ListedEntry] = []
     with suppress(OriginBodyError):
-        entries = parse_listed_page(listed.document, with_owner=False, leads_on=False).entries
+        entries = listed_objects(listed.document)
     return OriginHabits(
         weak_etags=head.headers.get("etag", "").startswith("W/"),
         no_ranges=read is not None and read.status == 200 and listed.first_size() > 1,

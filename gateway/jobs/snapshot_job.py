@@ -134,6 +134,7 @@ async def pages(tools: JobDependencies, prefix: Prefix, after: bytes | None) -> 
             return parse_listed_page(document, with_owner=True)
 
         page = await with_retries(tools.clock, ask)
+        tools.catalog.listed(prefix.bucket, page.entries)
         _check(page, prefix.key_prefix.encode())
         yield page.entries
         token = page.next_token

@@ -191,24 +191,21 @@ class Catalog:
         return await self.joined_calls.ask(question, send)
 
     async def _head(self, key: ObjectKey, slot: Slot, request: OriginRequest, *, is_part: bool) -> ObjectHead:
+        is_not_learned = is_part or not is_remembered(slot, request.headers)
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
-                if response.status == 404:
-                    self.shown(key, slot, None)
+                if response.status == 404 and is_not_learned:
+                    self.shown(key, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             head = object_head(key, response.headers, is_part=is_part)
             self._seen(head)
-            self.shown(key, slot, head.version.etag)
+            if is_not_learned:
+                self.shown(key, head.version.etag)
             return head
 
-    def shown(self, key: ObjectKey, slot: Slot, etag: str | None) -> None:
-        """A reader is told by the origin itself that the object has this ETag now; None: that there is none.
-
-        What is remembered otherwise is of the time before the slot was as it is. It goes, so that no reader is led back
-        to it when the slot is as it was.
-        """
-        if slot.consistency not in ("strict", "snapshot"):
-            return
+    def shown(self, key: ObjectKey, etag: str | None) -> None:
+        """Forget what is remembered of another version: an answer that is not learned tells a reader that the object
+        has this ETag now, or None, that there is none. No reader is then led back to the other version."""
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
@@ -342,11 +339,12 @@ class Catalog:
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
         self._seen(head)
-        self.shown(head.version.key, slot, head.version.etag)
-        if is_remembered(slot, headers):
-            self.observer.looked_up(slot.name, "miss")
-            if head.version.etag:
-                self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
+        if not is_remembered(slot, headers):
+            self.shown(head.version.key, head.version.etag)
+            return
+        self.observer.looked_up(slot.name, "miss")
+        if head.version.etag:
+            self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """What was last learned of an object, however old; None where it is not known, or was written since."""

@@ -37,7 +37,7 @@ from gateway.operations.passthrough import forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
-from gateway.s3.list_result import EntryTemplate, parse_listed_page
+from gateway.s3.list_result import EntryTemplate, listed_objects
 from gateway.s3.requests import Operation
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def list_objects(context: RequestContext) -> Answer:
                 "NotImplemented",
                 "A snapshot freezes a part of this listing, and cannot answer a request with this header.",
             )
-        return _forwarded(context, slots)
+        return forwarded_listing(context, slots)
     is_merged = may_be_merged(context)
     if bound is None and not is_frozen and not is_merged:
-        return _forwarded(context, slots)
+        return forwarded_listing(context, slots)
     query = list_query(request)
     listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
     if _is_behind_the_prefix(_wanted(query)):
@@ -70,20 +70,19 @@ def list_objects(context: RequestContext) -> Answer:
     return _frozen(listing) if is_frozen else _of_bucket(listing)
 
 
-_ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
 
 
-async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """The origin's own answer; what it lists in slots that remember, and ETags that stand there twice, are looked at as
-    in a page of ours."""
+async def forwarded_listing(context: RequestContext, slots: Sequence[Slot]) -> Response:
+    """Return the origin's own answer. What it lists in slots that remember, and ETags that stand there twice, are
+    looked at as in a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
-    etags = _ETAG.findall(reply.body)
+    etags = ETAG.findall(reply.body)
     if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
         with suppress(OriginBodyError):  # the client is given it as it is
-            page = parse_listed_page(reply.body, with_owner=False, leads_on=False)
-            context.services.catalog.listed(context.request.bucket or "", page.entries)
+            context.services.catalog.listed(context.request.bucket or "", listed_objects(reply.body))
     return reply
 
 

@@ -195,7 +195,7 @@ class CurrentVersions:
         if reply.status in (200, 206, 304, 404) and self.context.request.parameter("versionId") is None:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
-                self.context.services.catalog.shown(self.context.object_key, self.context.slot, etag)
+                self.context.services.catalog.shown(self.context.object_key, etag)
         return reply
 
     def known(self) -> ObjectHead | None:

@@ -96,11 +96,8 @@ _ENTRY = re.compile(
 _SIZE = re.compile("[0-9]{1,15}")
 
 
-def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -> ListedPage:
-    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order.
-
-    Of version 1, a page that `leads_on` names no token of the next.
-    """
+def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
+    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
     quick, rest = _quick_entries(body, with_owner=with_owner)
     root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
     if root is None or local_name(root) != "ListBucketResult":
@@ -117,9 +114,29 @@ def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
     token = child_text(root, "NextContinuationToken")
     truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
-    if truncated and not token and leads_on:
+    if truncated and not token:
         raise OriginBodyError("the origin's ListBucketResult is truncated and has no NextContinuationToken")
     return ListedPage(entries, prefixes, token if truncated else None, url)
+
+
+def listed_objects(body: bytes) -> list[ListedEntry]:
+    """Return the current objects that a page of any kind of listing shows, in order: the latest version of each key.
+
+    A key whose latest version is a delete marker has size -1. Raise OriginBodyError for a document of another form.
+    """
+    quick, rest = _quick_entries(body, with_owner=False)
+    root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
+    if root is None:
+        raise OriginBodyError("the origin's listing is no XML")
+    url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
+    found = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
+    for node in root:
+        kind = local_name(node)
+        if kind == "Contents" or (
+            kind in ("Version", "DeleteMarker") and (child_text(node, "IsLatest") or "").strip().lower() == "true"
+        ):
+            found.append(_entry(node, with_owner=False, url=url, is_deleted=kind == "DeleteMarker"))
+    return sorted(found, key=lambda entry: entry.key)
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:
@@ -154,10 +171,10 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:
+def _entry(node: Element, *, with_owner: bool, url: bool, is_deleted: bool = False) -> ListedEntry:
     fields = {local_name(child): child.text or "" for child in node}
-    key, size = _key(fields.get("Key", "").encode(), url=url), fields.get("Size", "").strip()
-    if not _SIZE.fullmatch(size):
+    key, size = _key(fields.get("Key", "").encode(), url=url), "-1" if is_deleted else fields.get("Size", "").strip()
+    if not is_deleted and not _SIZE.fullmatch(size):
         raise OriginBodyError("the origin's ListBucketResult has an entry without size")
     return ListedEntry(
         key,
