@@ -16,13 +16,14 @@ from gateway.app.node import origin_for_checks
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import OriginBodyError, OriginError
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
 from gateway.s3.list_result import ListedEntry, listed_objects
-from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.s3.origin_habits import OriginHabits, RangeIgnored, WrongAnswer, check_head, refuses, shared_etags
 from gateway.serve.own_credentials import find_own_key
 
 AREA, RIGHTS = "origin", "rights"
@@ -185,7 +186,9 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
         head = await probe.ask("HEAD", bucket, key or f"{prefix}{_NO_SUCH_KEY}")
         read: Answered | None = None
         if key is not None and listed.first_size():
-            read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0"})
+            etag = head.headers.get("etag", "")
+            pinned = {"if-match": etag} if etag and not etag.startswith("W/") else {}
+            read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0", **pinned})
     except OriginError as failure:
         yield error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
         return
@@ -213,9 +216,24 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
         entries = listed_objects(listed.document)
     return OriginHabits(
         weak_etags=head.headers.get("etag", "").startswith("W/"),
-        no_ranges=read is not None and read.status == 200 and listed.first_size() > 1,
+        no_ranges=_fails(head, read, RangeIgnored),
         shared_etags=shared_etags((one.etag, one.size_bytes) for one in entries),
+        withheld_etags=frozenset("*" if _fails(head, read, WrongAnswer) else ""),
     )
+
+
+def _fails(head: Answered, read: Answered | None, kind: type[WrongAnswer]) -> bool:
+    """Return whether the answer to a GET of the first byte is wrong in this way for the version that HEAD named."""
+    size = head.headers.get("content-length", "")
+    if read is None or head.status != 200 or not size.isdecimal():
+        return False
+    version = ObjectVersion(ObjectKey("", ""), head.headers.get("etag", ""), int(size))
+    try:
+        if read.status in (200, 206):
+            check_head(read.status, read.headers, version, ByteRange(0, 0))
+    except WrongAnswer as wrong:
+        return type(wrong) is kind
+    return kind is WrongAnswer and refuses(read.status)
 
 
 def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key: bool) -> Iterator[str]:
@@ -224,5 +242,5 @@ def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key
         yield f"list ({listed.described}; s3:ListBucket)"
     if head.status not in ((200,) if has_key else (404,)):
         yield f"head ({head.described}; s3:GetObject and s3:ListBucket)"
-    if read is not None and read.status not in (200, 206):
+    if read is not None and read.status not in (200, 206) and not refuses(read.status):
         yield f"get ({read.described}; s3:GetObject)"

@@ -53,6 +53,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.telemetry.metric_observers import CatalogMetrics
@@ -119,6 +120,8 @@ class Catalog:
         self.sizes_seen = SizesSeen()
         self._habits: dict[str, tuple[OriginHabits, float]] = {}
         """Of a bucket, and up to when they are not read again."""
+        self._refused: dict[ObjectKey, str] = {}
+        """ETags of the versions that the origin has named last and then not given."""
         self._told: set[tuple[str, str]] = set()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
@@ -259,6 +262,18 @@ class Catalog:
         version = habits_version(bucket)
         head = ObjectHead(version, pack_habits(now), None)
         self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
+
+    def refused(self, version: ObjectVersion) -> None:
+        """Note that the origin did not give a version under its ETag: it has another now, or withholds it (`named`)."""
+        if len(self._refused) >= KINDS_MAX:
+            self._refused.clear()
+        self._refused[version.key] = version.etag
+
+    def named(self, version: ObjectVersion) -> None:
+        """Learn that the origin withholds a version: it was `refused`, and the origin has just named it again."""
+        if self._refused and self._refused.pop(version.key, None) == version.etag:
+            withheld = frozenset((unquote(version.etag),))
+            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=withheld))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gateway.core.model import ObjectVersion
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.s3.headers import unquote
 
 _SHARED_ETAGS_MAX = 64
+_WITHHELD_ETAGS_MAX = 8
 
 
 class OriginHabits(NamedTuple):
-    """Of a bucket. `shared_etags` are those that objects of different sizes have, without quotes; `*`: too many."""
+    """Of a bucket. `shared_etags` are those that objects of different sizes have, `withheld_etags` those of versions
+    whose ranges the origin does not give under the ETag that it names; both without quotes; `*`: too many."""
 
     weak_etags: bool = False
     no_ranges: bool = False
     shared_etags: frozenset[str] = frozenset()
+    withheld_etags: frozenset[str] = frozenset()
 
     def joined(self, other: OriginHabits) -> OriginHabits:
         """Both together."""
-        shared = self.shared_etags | other.shared_etags
-        shared = frozenset("*") if "*" in shared or len(shared) > _SHARED_ETAGS_MAX else shared
-        return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared)
+        return OriginHabits(
+            self.weak_etags or other.weak_etags,
+            self.no_ranges or other.no_ranges,
+            _bounded(self.shared_etags | other.shared_etags, _SHARED_ETAGS_MAX),
+            _bounded(self.withheld_etags | other.withheld_etags, _WITHHELD_ETAGS_MAX),
+        )
+
+    @property
+    def continues_reads(self) -> bool:
+        """Whether an object whose first bytes came without a condition can be read on, range by range."""
+        return not self.weak_etags and not self.no_ranges and "*" not in self.withheld_etags
+
+    def gives_ranges(self, version: ObjectVersion) -> bool:
+        """Whether the origin gives ranges of a version under the ETag that it names, as far as was found out."""
+        withheld = self.withheld_etags
+        return not withheld or ("*" not in withheld and unquote(version.etag) not in withheld)
 
     def is_distinct(self, version: ObjectVersion) -> bool:
         """Whether its ETag tells a version from others, as far as was found out."""
@@ -38,8 +55,62 @@ class OriginHabits(NamedTuple):
             yield "the origin makes weak ETags (W/), which no If-Match holds for: they are read in one stream"
         if self.no_ranges:
             yield "the origin answers a range with the whole object: those of several blocks are read in one stream"
+        if self.withheld_etags if version is None else not self.gives_ranges(version):
+            yield "the origin gives no ranges under the ETag that it names an object by: it is read in one stream"
         if self.shared_etags if version is None else not self.is_distinct(version):
             yield "the origin gives objects of different sizes the same ETag, which tells no version"
+
+
+def _bounded(etags: frozenset[str], count: int) -> frozenset[str]:
+    return frozenset("*") if "*" in etags or len(etags) > count else etags
+
+
+class WrongAnswer(OriginBodyError):
+    """The origin answered with something else than what was asked for: asking again would not help."""
+
+
+class RangeIgnored(WrongAnswer):
+    """The origin answered with the whole object instead of a range."""
+
+
+def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, asked: ByteRange) -> None:
+    """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
+
+    A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
+    object's own where the length is told: whoever re-coded the bytes on the way cannot also keep the length.
+    """
+    if _bare(headers.get("etag", "")) != _bare(version.etag):
+        raise WrongAnswer("the origin's ETag is not the one asked for")
+    if status == 206:
+        expected = f"bytes {asked.first}-{asked.last}/"
+        if headers.get("content-range") not in (f"{expected}{version.size_bytes}", f"{expected}*"):
+            raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of '{expected}…'")
+    elif asked.length != version.size_bytes:
+        raise RangeIgnored("the origin answered with the whole object instead of a range")
+    length = headers.get("content-length", "" if "content-encoding" in headers else str(asked.length))
+    if length != str(asked.length):
+        raise WrongAnswer(f"Content-Length {length!r} instead of {asked.length}")
+
+
+def _bare(etag: str) -> str:
+    """Some origins leave the quotes out."""
+    return etag.strip('"')
+
+
+_NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
+
+
+def is_refusal(error: OriginError) -> bool:
+    """Whether the origin answers in another way than it was asked, or not at all to such a question: the version may
+    have changed, or the origin may not know If-Match or ranges."""
+    if isinstance(error, OriginAnswered):
+        return refuses(error.status)
+    return isinstance(error, WrongAnswer)
+
+
+def refuses(status: int) -> bool:
+    """Whether the status refuses the question, and not the caller, the object or the time."""
+    return status == 501 or (300 <= status < 500 and status not in _NOT_OF_THE_QUESTION)
 
 
 def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
