@@ -275,7 +275,10 @@ class CurrentVersions:
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
-        return await open_cached(self.context, head, byte_range, self.headers, answer)
+        reader = await open_cached(self.context, head, byte_range, self.headers, answer)
+        if answer is None:
+            self.context.services.catalog.given(head.version)
+        return reader
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         """Of a remembered version every error may mean so; of one that the origin has just named, a refusal. Once it is
