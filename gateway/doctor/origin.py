@@ -15,7 +15,7 @@ from gateway.admin.origin_check import SKEW_SECONDS_MAX, OriginChecks
 from gateway.app.node import origin_for_checks
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.core.errors import OriginBodyError, OriginError
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
@@ -23,7 +23,15 @@ from gateway.doctor.write_test import write_test
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
 from gateway.s3.list_result import ListedEntry, listed_objects
-from gateway.s3.origin_habits import OriginHabits, RangeIgnored, WrongAnswer, check_head, refuses, shared_etags
+from gateway.s3.origin_habits import (
+    OriginHabits,
+    RangeIgnored,
+    WrongAnswer,
+    check_head,
+    is_refusal,
+    refuses,
+    shared_etags,
+)
 from gateway.serve.own_credentials import find_own_key
 
 AREA, RIGHTS = "origin", "rights"
@@ -214,26 +222,28 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
     entries: list[ListedEntry] = []
     with suppress(OriginBodyError):
         entries = listed_objects(listed.document)
+    wrong = _wrong(head, read)
     return OriginHabits(
         weak_etags=head.headers.get("etag", "").startswith("W/"),
-        no_ranges=_fails(head, read, RangeIgnored),
+        no_ranges=isinstance(wrong, RangeIgnored),
         shared_etags=shared_etags((one.etag, one.size_bytes) for one in entries),
-        withheld_etags=frozenset("*" if _fails(head, read, WrongAnswer) else ""),
+        withheld_etags=frozenset("*" if is_refusal(wrong) and not isinstance(wrong, RangeIgnored) else ""),
     )
 
 
-def _fails(head: Answered, read: Answered | None, kind: type[WrongAnswer]) -> bool:
-    """Return whether the answer to a GET of the first byte is wrong in this way for the version that HEAD named."""
+def _wrong(head: Answered, read: Answered | None) -> OriginError | None:
+    """Return why the answer to a GET of the first byte is not of the version that HEAD named."""
     size = head.headers.get("content-length", "")
     if read is None or head.status != 200 or not size.isdecimal():
-        return False
+        return None
     version = ObjectVersion(ObjectKey("", ""), head.headers.get("etag", ""), int(size))
     try:
-        if read.status in (200, 206):
-            check_head(read.status, read.headers, version, ByteRange(0, 0))
+        if read.status not in (200, 206):
+            return OriginAnswered(read.status, [], b"")
+        check_head(read.status, read.headers, version, ByteRange(0, 0))
     except WrongAnswer as wrong:
-        return type(wrong) is kind
-    return kind is WrongAnswer and refuses(read.status)
+        return wrong
+    return None
 
 
 def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key: bool) -> Iterator[str]:

@@ -120,8 +120,8 @@ class Catalog:
         self.sizes_seen = SizesSeen()
         self._habits: dict[str, tuple[OriginHabits, float]] = {}
         """Of a bucket, and up to when they are not read again."""
-        self._refused: dict[ObjectKey, frozenset[str]] = {}
-        """ETags, without quotes, of versions that the origin has named and then not given."""
+        self._refused: dict[ObjectKey, str] = {}
+        """ETags of the versions that the origin has named last and then not given."""
         self._told: set[tuple[str, str]] = set()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
@@ -267,16 +267,13 @@ class Catalog:
         """Note that the origin did not give a version under its ETag: it has another now, or withholds it (`named`)."""
         if len(self._refused) >= KINDS_MAX:
             self._refused.clear()
-        self._refused[version.key] = self._refused.get(version.key, frozenset()) | {unquote(version.etag)}
+        self._refused[version.key] = version.etag
 
     def named(self, version: ObjectVersion) -> None:
         """Learn that the origin withholds a version: it was `refused`, and the origin has just named it again."""
-        if self._refused and unquote(version.etag) in self._refused.get(version.key, ()):
-            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=self._refused.pop(version.key)))
-
-    def given(self, version: ObjectVersion) -> None:
-        """Note that the origin gives a version under its ETag: what was `refused` were other versions."""
-        self._refused.pop(version.key, None)
+        if self._refused and self._refused.pop(version.key, None) == version.etag:
+            withheld = frozenset((unquote(version.etag),))
+            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=withheld))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)

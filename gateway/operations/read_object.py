@@ -51,7 +51,7 @@ from gateway.s3.headers import (
     parse_range,
     without,
 )
-from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal, refuses
+from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -275,10 +275,7 @@ class CurrentVersions:
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
-        reader = await open_cached(self.context, head, byte_range, self.headers, answer)
-        if answer is None:
-            self.context.services.catalog.given(head.version)
-        return reader
+        return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         """Of a remembered version every error may mean so; of one that the origin has just named, a refusal. Once it is
@@ -425,8 +422,9 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     catalog = context.services.catalog
     if brings_checksums(context, headers) and not catalog.sizes_seen.are_within(key, wanted.length):
         return None  # the whole would be asked for, and all behind the first block come in vain
-    if not catalog.habits(key.bucket).continues_reads:
-        return None
+    habits = catalog.habits(key.bucket)
+    if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
+        return None  # the answer could not be gone on from
     look = blocks.first_look(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
@@ -485,8 +483,8 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
 
 def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
     first = answer.range.first
-    if response.status != 412 and response.status >= 400 and refuses(response.status):
-        return None  # of an empty object, behind the end, or for an origin without ranges: HEAD tells which
+    if response.status in (400, 405, 416, 501):
+        return None  # of an empty object, behind the end, or from an origin that refuses ranges: HEAD tells which
     if response.status not in (200, 206):
         raise Refused(response.status, list(response.headers.items()), b"")
     try:

@@ -19,18 +19,11 @@ from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
-from gateway.operations.list_objects import ETAG, forwarded_listing, list_objects, may_be_merged
+from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
-from gateway.operations.passthrough import (
-    READ_METHODS,
-    forward,
-    forward_joined,
-    forward_preflight,
-    forward_write,
-    is_plain,
-)
+from gateway.operations.passthrough import READ_METHODS, forward, forward_preflight, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
@@ -49,7 +42,6 @@ from gateway.operations.writeback.write_back_policy import Reason, check_conditi
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import quote
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
     Operation,
@@ -134,22 +126,8 @@ def _by_origin(context: RequestContext) -> Answer:
 
 
 async def _passthrough(context: RequestContext) -> Response:
-    """Every operation that Forebay does not handle itself. What an answer shows of objects is compared with what is
-    remembered of them."""
-    request = context.request
-    if request.method not in READ_METHODS:
-        return await forward_write(context)
-    names = {name for name, _ in request.query}
-    if request.method == "GET" and request.key is None and request.bucket and names.isdisjoint(BUCKET_SUBRESOURCES):
-        return await forwarded_listing(context, list(context.services.slots.under(request.bucket, "")))
-    if "attributes" not in names or request.key is None or "versionId" in names:
-        return await forward(context)
-    reply = await forward_joined(context)
-    found = ETAG.search(reply.body) if isinstance(reply.body, bytes) else None
-    if found is not None or reply.status == 404:
-        etag = quote(found[1].decode().replace("&quot;", "")) if found is not None else None
-        context.services.catalog.shown(context.object_key, etag)
-    return reply
+    """Every operation that Forebay does not handle itself."""
+    return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {

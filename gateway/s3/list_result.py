@@ -98,13 +98,9 @@ _SIZE = re.compile("[0-9]{1,15}")
 
 def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
     """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
-    quick, rest = _quick_entries(body, with_owner=with_owner)
-    root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
-    if root is None or local_name(root) != "ListBucketResult":
+    root, url, entries = _parsed(body, with_owner=with_owner)
+    if local_name(root) != "ListBucketResult":
         raise OriginBodyError("the origin's answer to ListObjectsV2 is no ListBucketResult")
-    url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
-    entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
-    entries += [_entry(node, with_owner=with_owner, url=url) for node in root if local_name(node) == "Contents"]
     prefixes = [
         _key((child_text(node, "Prefix") or "").encode(), url=url)
         for node in root
@@ -120,23 +116,27 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
 
 
 def listed_objects(body: bytes) -> list[ListedEntry]:
-    """Return the current objects that a page of any kind of listing shows, in order: the latest version of each key.
+    """Return the current objects that a page of any kind of listing shows, in order. A deleted one has size -1.
 
-    A key whose latest version is a delete marker has size -1. Raise OriginBodyError for a document of another form.
+    Raise OriginBodyError for a document of another form.
     """
-    quick, rest = _quick_entries(body, with_owner=False)
+    return sorted(_parsed(body, with_owner=False)[2], key=lambda entry: entry.key)
+
+
+def _parsed(body: bytes, *, with_owner: bool) -> tuple[Element, bool, list[ListedEntry]]:
+    quick, rest = _quick_entries(body, with_owner=with_owner)
     root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
     if root is None:
         raise OriginBodyError("the origin's listing is no XML")
     url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
-    found = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
-    for node in root:
-        kind = local_name(node)
-        if kind == "Contents" or (
-            kind in ("Version", "DeleteMarker") and (child_text(node, "IsLatest") or "").strip().lower() == "true"
-        ):
-            found.append(_entry(node, with_owner=False, url=url, is_deleted=kind == "DeleteMarker"))
-    return sorted(found, key=lambda entry: entry.key)
+    entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
+    return root, url, entries + [_entry(node, with_owner=with_owner, url=url) for node in root if _is_current(node)]
+
+
+def _is_current(node: Element) -> bool:
+    kind = local_name(node)
+    is_latest = kind in ("Version", "DeleteMarker") and (child_text(node, "IsLatest") or "").strip().lower() == "true"
+    return is_latest or kind == "Contents"
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:
@@ -171,10 +171,12 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _entry(node: Element, *, with_owner: bool, url: bool, is_deleted: bool = False) -> ListedEntry:
+def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:
     fields = {local_name(child): child.text or "" for child in node}
-    key, size = _key(fields.get("Key", "").encode(), url=url), "-1" if is_deleted else fields.get("Size", "").strip()
-    if not is_deleted and not _SIZE.fullmatch(size):
+    key, size = _key(fields.get("Key", "").encode(), url=url), fields.get("Size", "").strip()
+    if local_name(node) == "DeleteMarker":
+        size = "-1"
+    elif not _SIZE.fullmatch(size):
         raise OriginBodyError("the origin's ListBucketResult has an entry without size")
     return ListedEntry(
         key,

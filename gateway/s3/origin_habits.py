@@ -31,11 +31,6 @@ class OriginHabits(NamedTuple):
             _bounded(self.withheld_etags | other.withheld_etags, _WITHHELD_ETAGS_MAX),
         )
 
-    @property
-    def continues_reads(self) -> bool:
-        """Whether an object whose first bytes came without a condition can be read on, range by range."""
-        return not self.weak_etags and not self.no_ranges and "*" not in self.withheld_etags
-
     def gives_ranges(self, version: ObjectVersion) -> bool:
         """Whether the origin gives ranges of a version under the ETag that it names, as far as was found out."""
         withheld = self.withheld_etags
@@ -100,12 +95,10 @@ def _bare(etag: str) -> str:
 _NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
 
 
-def is_refusal(error: OriginError) -> bool:
-    """Whether the origin answers in another way than it was asked, or not at all to such a question: the version may
-    have changed, or the origin may not know If-Match or ranges."""
-    if isinstance(error, OriginAnswered):
-        return refuses(error.status)
-    return isinstance(error, WrongAnswer)
+def is_refusal(error: OriginError | None) -> bool:
+    """Whether the origin answers otherwise than it was asked, or refuses the question: the version may have changed, or
+    the origin may not know If-Match or ranges."""
+    return isinstance(error, WrongAnswer) or (isinstance(error, OriginAnswered) and refuses(error.status))
 
 
 def refuses(status: int) -> bool:
