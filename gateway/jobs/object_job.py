@@ -171,8 +171,7 @@ class ObjectJob:
         except (OriginAnswered, OriginBodyError) as error:
             if not is_refusal(error):
                 raise
-            self._tools.catalog.refused(version)
-            self._tools.catalog.forget(entry.key)  # it has changed since it was listed, or the origin withholds it
+            self._tools.catalog.refused(version)  # it has changed since it was listed, or the origin withholds it
             again = await self._ask(entry, slot)
             self._tools.catalog.named(again)
             await self._fetch(again, slot)

@@ -264,16 +264,16 @@ class Catalog:
         self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
 
     def refused(self, version: ObjectVersion) -> None:
-        """Note that the origin did not give a version under its ETag: it has another now, or withholds it (`named`)."""
+        """Forget a version that the origin did not give under its ETag: it may have another now, or withhold it."""
         if len(self._refused) >= KINDS_MAX:
             self._refused.clear()
         self._refused[version.key] = version.etag
+        self.forget(version.key)
 
     def named(self, version: ObjectVersion) -> None:
         """Learn that the origin withholds a version: it was `refused`, and the origin has just named it again."""
         if self._refused and self._refused.pop(version.key, None) == version.etag:
-            withheld = frozenset((unquote(version.etag),))
-            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=withheld))
+            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)

@@ -46,8 +46,7 @@ def _kind(key: ObjectKey) -> tuple[str, str]:
 
 
 HABITS_SECONDS = 600.0
-"""Seconds for which an origin is taken for one that knows no ranges, makes weak ETags or withholds ranges. Then it is
-asked anew."""
+"""Seconds for which Forebay believes that an origin knows no ranges, makes weak ETags or withholds ranges."""
 
 HABITS_REREAD_SECONDS = 1.0
 _WEAK, _RANGES, _SHARED, _WITHHELD = "weak-etags", "no-ranges", "shared-etags", "withheld-etags"

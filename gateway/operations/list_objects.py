@@ -99,8 +99,6 @@ async def forwarded_read(context: RequestContext) -> Response:
     found = _ETAG.search(reply.body) if isinstance(reply.body, bytes) else None
     if found is not None:
         services.catalog.shown(context.object_key, quote(found[1].decode().replace("&quot;", "")))
-    elif reply.status == 404:
-        services.catalog.shown(context.object_key, None)
     return reply
 
 

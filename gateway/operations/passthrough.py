@@ -182,8 +182,7 @@ def _question(request: OriginRequest) -> Hashable:
 
 
 async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | None:
-    """None where the answer is too long to be held, may have no end, or is meant for one client: then each asks for
-    himself."""
+    """None where the answer is too long to be held, or is meant for one client: then each asks for himself."""
     async with await context.services.origin.send(request) as response:
         headers = filter_response_headers(response.headers)
         if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):

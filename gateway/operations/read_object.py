@@ -259,12 +259,11 @@ class CurrentVersions:
         if not head.remembered:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
-        is_given = habits.gives_ranges(version)
-        if (is_given and not habits.no_ranges) or not version.size_bytes:
+        if (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
-        is_one = is_given and version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
-        return (is_one and "range" not in context.request.headers) or blocks.holds(
+        is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
+        return (is_one and habits.gives_ranges(version) and "range" not in context.request.headers) or blocks.holds(
             version, whole, slot=context.slot.name
         )
 

@@ -94,6 +94,7 @@ _ENTRY = re.compile(
 )
 
 _SIZE = re.compile("[0-9]{1,15}")
+_OBJECTS = frozenset({"Contents", "Version", "DeleteMarker"})
 
 
 def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
@@ -116,10 +117,7 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
 
 
 def listed_objects(body: bytes) -> list[ListedEntry]:
-    """Return the current objects that a page of any kind of listing shows, in order. A deleted one has size -1.
-
-    Raise OriginBodyError for a document of another form.
-    """
+    """Return the current objects that a page of any kind of listing shows, in order. A deleted one has size -1."""
     return sorted(_parsed(body, with_owner=False)[2], key=lambda entry: entry.key)
 
 
@@ -130,13 +128,12 @@ def _parsed(body: bytes, *, with_owner: bool) -> tuple[Element, bool, list[Liste
         raise OriginBodyError("the origin's listing is no XML")
     url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
     entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
-    return root, url, entries + [_entry(node, with_owner=with_owner, url=url) for node in root if _is_current(node)]
-
-
-def _is_current(node: Element) -> bool:
-    kind = local_name(node)
-    is_latest = kind in ("Version", "DeleteMarker") and (child_text(node, "IsLatest") or "").strip().lower() == "true"
-    return is_latest or kind == "Contents"
+    entries += [
+        _entry(node, with_owner=with_owner, url=url)
+        for node in root
+        if local_name(node) in _OBJECTS and (child_text(node, "IsLatest") or "true").strip() == "true"
+    ]
+    return root, url, entries
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:

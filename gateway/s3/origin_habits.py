@@ -24,22 +24,18 @@ class OriginHabits(NamedTuple):
 
     def joined(self, other: OriginHabits) -> OriginHabits:
         """Both together."""
-        return OriginHabits(
-            self.weak_etags or other.weak_etags,
-            self.no_ranges or other.no_ranges,
-            _bounded(self.shared_etags | other.shared_etags, _SHARED_ETAGS_MAX),
-            _bounded(self.withheld_etags | other.withheld_etags, _WITHHELD_ETAGS_MAX),
-        )
+        shared, withheld = self.shared_etags | other.shared_etags, self.withheld_etags | other.withheld_etags
+        shared = frozenset("*") if "*" in shared or len(shared) > _SHARED_ETAGS_MAX else shared
+        withheld = frozenset("*") if "*" in withheld or len(withheld) > _WITHHELD_ETAGS_MAX else withheld
+        return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared, withheld)
 
     def gives_ranges(self, version: ObjectVersion) -> bool:
         """Whether the origin gives ranges of a version under the ETag that it names, as far as was found out."""
-        withheld = self.withheld_etags
-        return not withheld or ("*" not in withheld and unquote(version.etag) not in withheld)
+        return self.withheld_etags.isdisjoint(("*", unquote(version.etag)))
 
     def is_distinct(self, version: ObjectVersion) -> bool:
         """Whether its ETag tells a version from others, as far as was found out."""
-        shared = self.shared_etags
-        return not shared or ("*" not in shared and unquote(version.etag) not in shared)
+        return not self.shared_etags or self.shared_etags.isdisjoint(("*", unquote(version.etag)))
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
@@ -56,10 +52,6 @@ class OriginHabits(NamedTuple):
             yield "the origin gives objects of different sizes the same ETag, which tells no version"
 
 
-def _bounded(etags: frozenset[str], count: int) -> frozenset[str]:
-    return frozenset("*") if "*" in etags or len(etags) > count else etags
-
-
 class WrongAnswer(OriginBodyError):
     """The origin answered with something else than what was asked for: asking again would not help."""
 
@@ -74,7 +66,7 @@ def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, 
     A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
     object's own where the length is told: whoever re-coded the bytes on the way cannot also keep the length.
     """
-    if _bare(headers.get("etag", "")) != _bare(version.etag):
+    if unquote(headers.get("etag", "")) != unquote(version.etag):  # some origins leave the quotes out
         raise WrongAnswer("the origin's ETag is not the one asked for")
     if status == 206:
         expected = f"bytes {asked.first}-{asked.last}/"
@@ -87,17 +79,11 @@ def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, 
         raise WrongAnswer(f"Content-Length {length!r} instead of {asked.length}")
 
 
-def _bare(etag: str) -> str:
-    """Some origins leave the quotes out."""
-    return etag.strip('"')
-
-
 _NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
 
 
 def is_refusal(error: OriginError | None) -> bool:
-    """Whether the origin answers otherwise than it was asked, or refuses the question: the version may have changed, or
-    the origin may not know If-Match or ranges."""
+    """Whether the origin refuses the question, or answers another one: it may have or name the version otherwise."""
     return isinstance(error, WrongAnswer) or (isinstance(error, OriginAnswered) and refuses(error.status))
 
 
