@@ -75,8 +75,8 @@ _ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """Return the origin's own answer. What it lists in slots that remember, and ETags that stand there twice, are
-    looked at as in a page of ours."""
+    """Return the origin's own answer. If a slot remembers, or an ETag stands there twice, the catalog sees its objects
+    as those of a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
@@ -88,7 +88,7 @@ async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response
 
 
 async def forwarded_read(context: RequestContext) -> Response:
-    """Return the origin's own answer to a read that is no operation of ours. What it shows of objects is looked at."""
+    """Return the origin's own answer to a read that is no operation of ours. The catalog sees its objects."""
     request, services = context.request, context.services
     names = {name for name, _ in request.query}
     if request.method == "GET" and request.bucket and request.key is None and names.isdisjoint(BUCKET_SUBRESOURCES):

@@ -251,8 +251,8 @@ class CurrentVersions:
         return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        """Where the origin knows no ranges, only what is asked for whole and is one block, or is here, is; where it
-        withholds the version's, only what is here."""
+        """Return False for versions that cannot be cached. If the origin knows no ranges, blocks serve whole objects of
+        one block and what is here; if it withholds the version's ranges, only what is here."""
         context, version = self.context, head.version
         if not is_cacheable(context, head):
             return False
@@ -277,8 +277,8 @@ class CurrentVersions:
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Of a remembered version every error may mean so; of one that the origin has just named, a refusal. Once it is
-        known that there are no ranges, or that they are withheld, the version is read in another way."""
+        """Return True for a refusal, and for any other answer to a question about a remembered version. Once the
+        catalog knows that there are no ranges, or that they are withheld, the version is read in another way."""
         if isinstance(error, RangeIgnored):
             self.context.services.catalog.learn_habits(head.version.key.bucket, OriginHabits(no_ranges=True))
             return True

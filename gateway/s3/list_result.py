@@ -98,7 +98,7 @@ _OBJECTS = frozenset({"Contents", "Version", "DeleteMarker"})
 
 
 def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
-    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
+    """Return the page. Raise OriginBodyError if it is none, lacks what every page has, or is not in order."""
     root, url, entries = _parsed(body, with_owner=with_owner)
     if local_name(root) != "ListBucketResult":
         raise OriginBodyError("the origin's answer to ListObjectsV2 is no ListBucketResult")

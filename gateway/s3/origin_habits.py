@@ -14,8 +14,8 @@ _WITHHELD_ETAGS_MAX = 8
 
 
 class OriginHabits(NamedTuple):
-    """Of a bucket. `shared_etags` are those that objects of different sizes have, `withheld_etags` those of versions
-    whose ranges the origin does not give under the ETag that it names; both without quotes; `*`: too many."""
+    """The habits of one bucket. Objects of different sizes have the `shared_etags`. The origin names versions by the
+    `withheld_etags`, and gives no ranges under them. Both are without quotes; `*` stands for too many."""
 
     weak_etags: bool = False
     no_ranges: bool = False
@@ -30,7 +30,7 @@ class OriginHabits(NamedTuple):
         return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared, withheld)
 
     def gives_ranges(self, version: ObjectVersion) -> bool:
-        """Whether the origin gives ranges of a version under the ETag that it names, as far as was found out."""
+        """Return whether the origin gives ranges of a version under its ETag, as far as Forebay knows."""
         return self.withheld_etags.isdisjoint(("*", unquote(version.etag)))
 
     def is_distinct(self, version: ObjectVersion) -> bool:
@@ -61,7 +61,7 @@ class RangeIgnored(WrongAnswer):
 
 
 def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, asked: ByteRange) -> None:
-    """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
+    """Raise WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
 
     A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
     object's own where the length is told: whoever re-coded the bytes on the way cannot also keep the length.
@@ -83,12 +83,12 @@ _NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
 
 
 def is_refusal(error: OriginError | None) -> bool:
-    """Whether the origin refuses the question, or answers another one: it may have or name the version otherwise."""
+    """Return whether the origin refuses the question or answers another one. The version may have changed."""
     return isinstance(error, WrongAnswer) or (isinstance(error, OriginAnswered) and refuses(error.status))
 
 
 def refuses(status: int) -> bool:
-    """Whether the status refuses the question, and not the caller, the object or the time."""
+    """Return whether the status refuses the question, and not the caller, the object or the time."""
     return status == 501 or (300 <= status < 500 and status not in _NOT_OF_THE_QUESTION)
 
 
