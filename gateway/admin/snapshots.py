@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.admin.jobs import job_document
 from gateway.admin.media_types import LINES_TYPE
-from gateway.admin.responses import content_type, flag, json_answer, posted, problem
+from gateway.admin.responses import content_type, flag, json_answer, posted, problem, truth
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.runner import TooManyJobs
 from gateway.jobs.snapshot_service import BadLine, SnapshotService
@@ -69,8 +69,8 @@ class SnapshotsApi:
         """`{"name": "v1", "prefix": "s3://bucket/prefix"}`: freeze what is there now. 202 and the job."""
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
-        name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(job_document(await service.create(name, prefix)), 202)
+        name, prefix, allow_empty = _new_one(await posted(request))
+        return json_answer(job_document(await service.create(name, prefix, allow_empty=allow_empty)), 202)
 
     @_answered
     async def show(self, service: SnapshotService, request: Request) -> Response:
@@ -110,11 +110,11 @@ def _name(request: Request) -> str:
     return str(request.path_params["name"])
 
 
-def _name_and_prefix(body: bytes) -> tuple[str, str]:
+def _new_one(body: bytes) -> tuple[str, str, bool]:
     document: Any = orjson.loads(body)
     if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
         raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
     prefix = Prefix.parse(document["prefix"])
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return document["name"], str(prefix)
+    return document["name"], str(prefix), truth(document, "allow_empty")

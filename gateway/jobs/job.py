@@ -44,6 +44,9 @@ class Job:
     `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
     for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
     they are found.
+
+    With `allow_empty`, a pin or a snapshot of no object is no failure. A prefix that `was_pinned` before stays so,
+    however the job ends.
     """
 
     id: str
@@ -64,6 +67,8 @@ class Job:
     objects_failed: int = 0
     errors: tuple[str, ...] = field(default_factory=tuple)
     name: str = ""
+    allow_empty: bool = False
+    was_pinned: bool = False
 
     def failed_with(self, error: str) -> Job:
         """One object more could not be done."""

@@ -56,6 +56,7 @@ class ObjectJob:
         self._running = 0
         self._held: dict[str, int] = {}
         self._pin = 0
+        self._lacks_room = False
         self.coming_bytes = 0
         """Bytes that have arrived for unfinished pieces."""
 
@@ -65,13 +66,6 @@ class ObjectJob:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
             self._pin = await self._tools.blocks.pin(self.job.prefix)
-        try:
-            await self._run()
-        except PinRefused:
-            await self._tools.blocks.unpin(self.job.prefix)
-            raise
-
-    async def _run(self) -> None:
         recovered = await asyncio.to_thread(self._worklist.recover, self.job.offset)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else ""
@@ -82,6 +76,7 @@ class ObjectJob:
                 self._check_pin()
             await self._do_all()
             await listing
+            self.job = replace(self.job, full=self._lacks_room)
             if self._pin and self.job.full:
                 raise PinRefused(
                     f"the cache has no room for more: it has {self.job.bytes_done} bytes of {self.job.prefix}"
@@ -93,7 +88,9 @@ class ObjectJob:
             await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
 
     def _check_pin(self) -> None:
-        """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
+        """PinRefused when there is no object, or more bytes than the slot may pin: said before the first is fetched."""
+        if not self.job.objects_found and not self.job.allow_empty:
+            raise PinRefused(f"{self.job.prefix} holds no object")
         prefix = Prefix.parse(self.job.prefix)
         slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
         pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)
@@ -132,6 +129,7 @@ class ObjectJob:
         async with aclosing(self._worklist.entries(self.job.offset)) as entries:
             async for entry in entries:
                 if self.job.full:
+                    self._lacks_room = True
                     break
                 self._started.append((entry, asyncio.create_task(self._do(entry), name="job object")))
                 await self._settle(at_most=PIECES_AT_ONCE)
@@ -243,6 +241,7 @@ class ObjectJob:
             self._pieces.release()
             come(0)
         if not kept:
+            self._lacks_room = True
             self.job = replace(self.job, full=True)
             return
         if self._pin:
@@ -252,6 +251,7 @@ class ObjectJob:
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
         self._count(piece, fetched_bytes, arrived)
         if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
+            self._lacks_room = self._lacks_room or self.job.full
             self.job = replace(self.job, full=True)
 
     def _count(self, piece: ByteRange, fetched_bytes: int, arrived: list[int]) -> None:
