@@ -92,6 +92,8 @@ def _show_writeback(pending: Writeback) -> None:
     for slot in pending.slots:
         amount = f"{counted(slot.objects, 'object')}, {size_text(slot.bytes)}" if slot.objects else "nothing"
         text = f"not at the origin yet, {slot.slot}: {amount}"
+        if slot.local_objects and not slot.objects:
+            text = f"{slot.slot}: nothing is on its way to the origin"
         if slot.oldest_acknowledged_at is not None:
             age_seconds = max(0.0, time.time() - slot.oldest_acknowledged_at)
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -127,6 +127,11 @@ class Shared:
     disk: DiskRoom
     clock: Clock
 
+    def age_seconds(self, slot: str) -> float | None:
+        """Return the age of a slot's oldest write that is on its way to the origin; None: there is none."""
+        at = self.journal.read(lambda tx: tx.oldest(slot))
+        return None if at is None else max(0.0, Moment.of(self.clock).since(at)[0])
+
 
 SHARED_SECONDS = 600.0
 """So long after its last write, a credential counts among those that share a slot."""
@@ -191,9 +196,7 @@ class SlotBounds:
         return max(0, (self.slot.buffer_bytes or 0) - self.usage().staged_bytes)
 
     def age_seconds(self) -> float | None:
-        """Of the oldest write that is on its way to the origin; None: there is none."""
-        at = self._shared.journal.read(lambda tx: tx.oldest(self.slot.name))
-        return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
+        return self._shared.age_seconds(self.slot.name)
 
     def now(self, size_bytes: int = 0) -> Bound | None:
         """Why so many bytes more would not be taken at this moment, if so."""
@@ -390,6 +393,7 @@ class Bounds:
         self._told_until = float("-inf")
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
+        self._others_told = set[str]()
 
     def follow(self, slots: Sequence[Slot]) -> None:
         """These are the slots that write back from now on. Who waits for room in one that does no more waits on: it
@@ -409,13 +413,18 @@ class Bounds:
         """One slot's; None for one that does not write back any more."""
         return self._of.get(slot)
 
-    async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too."""
+    async def tell_exposure(self, observer: ExposureObserver, name_of: Callable[[str], str] = str) -> None:
+        """Tell every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too.
+
+        `name_of` gives the name under which the content of a slot is told that does not write back any more.
+        """
         was_full = False
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
                 for name, one in list(self._of.items()):
                     observer.exposed(name, one.exposure())
+                for name, exposure in self._of_others(name_of).items():
+                    observer.exposed(name, exposure)
             is_full = bool(self._of) and self._is_disk_full()
             observer.disk_full(is_full)
             if is_full and not was_full:
@@ -427,6 +436,25 @@ class Bounds:
                 _log.warning("the disk has room again: writes are acknowledged here")
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
+
+    def _of_others(self, name_of: Callable[[str], str]) -> dict[str, SlotExposure]:
+        """Return what slots have here that do not write back any more, and nothing of those that had something."""
+        nothing = SlotExposure(0, 0, 0, 0, 0.0)
+        found = dict.fromkeys(self._others_told - self._of.keys(), nothing)
+        for slot, usage in self._shared.journal.read(lambda tx: tx.usages()).items():
+            if slot not in self._of and usage != Usage():
+                before = found.get(name_of(slot), nothing)
+                found[name_of(slot)] = SlotExposure(
+                    0,
+                    before.used_bytes + usage.staged_bytes,
+                    before.pending_bytes + usage.unsent_bytes,
+                    before.pending_objects + usage.objects - usage.local_objects,
+                    max(before.oldest_seconds, self._shared.age_seconds(slot) or 0.0),
+                    before.local_bytes + usage.local_bytes,
+                    before.local_objects + usage.local_objects,
+                )
+        self._others_told = {*found}
+        return found
 
     def _is_disk_full(self) -> bool:
         """Whether even an empty body would not be taken. What else is wrong with the disk is told elsewhere."""
