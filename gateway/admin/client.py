@@ -17,7 +17,7 @@ import httpx
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gateway.core.errors import AdminPortError
+from gateway.core.errors import AdminPortError, NoAdminPort
 
 ANSWER_TIMEOUT_SECONDS = 10.0
 CHANGE_TIMEOUT_SECONDS = 60.0
@@ -919,7 +919,7 @@ def raise_problem(base_url: str, error: Exception) -> NoReturn:
     if isinstance(error, httpx.TimeoutException):
         raise AdminPortError(f"no gateway answers at {base_url} in time: {type(error).__name__}") from error
     if isinstance(error, httpx.ConnectError):
-        raise AdminPortError(
+        raise NoAdminPort(
             f"no gateway answers at {base_url}: {error}; is `forebay serve` running there? --admin-url names another"
         ) from error
     raise AdminPortError(f"no gateway answers at {base_url}: {error}") from error

@@ -55,7 +55,7 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
             if "__" in name or name in _LISTS:
                 path = name.lower().split("__")
                 _assign(document, variable, path, environment[variable])
-                sources[dotted([int(part) if part.isdecimal() else part for part in path])] = options.get(
+                sources[dotted([int(part) if _is_place(part) else part for part in path])] = options.get(
                     variable, variable
                 )
             elif not _is_service_link(name, environment[variable]):
@@ -96,11 +96,15 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
         elif following is None:
             here[part] = _value(variable, path, text)
         else:
-            here = here.setdefault(part, [] if following.isdecimal() else {})
+            here = here.setdefault(part, [] if _is_place(following) else {})
+
+
+def _is_place(part: str) -> bool:
+    return re.fullmatch("[0-9]{1,6}", part) is not None
 
 
 def _place_in(entries: list[Any], variable: str, part: str, text: str, *, last: bool) -> Any:
-    if not part.isdecimal() or int(part) > len(entries):
+    if not _is_place(part) or int(part) > len(entries):
         allowed = f"the number in its name must be 0 to {len(entries)}: there are {len(entries)} entries so far"
         raise ConfigError(variable, Hidden(), allowed)
     if last:
@@ -125,7 +129,7 @@ def _value(variable: str, path: list[str], text: str) -> object:
 def _is_list(path: list[str]) -> bool:
     annotation: object = Settings
     for part in path:
-        if part.isdecimal():
+        if _is_place(part):
             continue
         model = table_of(annotation)
         fields = model.model_fields if model else {}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -167,7 +170,27 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_number(cls, value: object, info: ValidationInfo) -> object:
-        """`true` is not 1."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
-            raise ValueError("true and false are no numbers")
+        """Refuse what only a programming language takes for a number: `true` for 1, `8.0` for 8, `1_000`, `٣`."""
+        if isinstance(value, bool | float | str) and (kinds := _numbers(cls, info.field_name or "")):
+            is_whole = float not in kinds
+            if isinstance(value, str):
+                is_odd = bool(_NO_NUMBER.search(value) or (is_whole and _WITH_POINT.fullmatch(value)))
+            else:
+                is_odd = isinstance(value, bool) or is_whole
+            if is_odd:
+                raise ValueError("this is no number")
         return value
+
+
+@cache
+def _numbers(section: type[Section], name: str) -> frozenset[type]:
+    """Return the kinds of number that a setting may be."""
+
+    def within(annotation: Any) -> Iterator[type]:
+        yield from [annotation] if annotation in (int, float) else chain(*map(within, get_args(annotation)))
+
+    return frozenset(within(section.model_fields[name].annotation))
+
+
+_NO_NUMBER = re.compile(r"[+_]|^[-\s]|\s$|[^\x00-\x7f]")
+_WITH_POINT = re.compile(r"\d+\.\d*")
