@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.admin.media_types import MANIFEST_TYPE
-from gateway.admin.responses import content_type, json_answer, posted, problem, truth
+from gateway.admin.responses import content_type, json_answer, posted, problem
 from gateway.core.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
 from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace, TooManyJobs
@@ -54,7 +54,7 @@ class JobsApi:
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         try:
-            prefix, _ = await _asked(request)
+            _, prefix, _ = await asked(request)
             unpinned = await jobs.unpin(prefix)
         except ValueError as error:
             return problem(400, str(error))
@@ -100,7 +100,7 @@ class JobsApi:
             if given == MANIFEST_TYPE and kind is not JobKind.PIN:
                 job = await jobs.start_listed(kind, request.stream())
             elif given == "application/json":
-                prefix, allow_empty = await _asked(request)
+                _, prefix, allow_empty = await asked(request)
                 job = await jobs.start(kind, prefix, allow_empty=allow_empty)
             else:
                 manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
@@ -129,15 +129,18 @@ def _shown(jobs: Jobs, job: Job | None) -> Response:
     return json_answer(job_document(job, jobs.pace(job.id)))
 
 
-async def _asked(request: Request) -> tuple[str, bool]:
-    """Return the prefix that a request names, and `allow_empty`; ValueError says what is wrong with it."""
+async def asked(request: Request) -> tuple[dict[str, Any], str, bool]:
+    """Return the document of a request, its prefix, and `allow_empty`; ValueError says what is wrong with it."""
     document: Any = orjson.loads(await posted(request))
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
     prefix = Prefix.parse(document["prefix"])
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return str(prefix), truth(document, "allow_empty")
+    allow_empty = document.get("allow_empty", False)
+    if not isinstance(allow_empty, bool):
+        raise ValueError("allow_empty must be true or false")
+    return document, str(prefix), allow_empty
 
 
 def _not_open() -> Response:

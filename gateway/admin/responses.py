@@ -48,13 +48,5 @@ def number(request: Request, name: str, least: int, most: int, default: int | No
     return int(given)
 
 
-def truth(document: dict[str, Any], name: str) -> bool:
-    """Return a member of a posted document that is `true` or `false`, which it is if it is missing; ValueError."""
-    given = document.get(name, False)
-    if not isinstance(given, bool):
-        raise ValueError(f"{name} must be true or false")
-    return given
-
-
 def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

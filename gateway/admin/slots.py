@@ -102,8 +102,6 @@ class SlotsApi:
             return problem(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}")
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
             return problem(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
-        if not isinstance(slot.get("prefix"), str):
-            return problem(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
         try:
             validated({"slots": [{**slot, "name": request.path_params["name"]}]})
         except SettingsError as error:

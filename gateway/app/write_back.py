@@ -19,7 +19,6 @@ from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_kinds import GONE
 from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
@@ -142,14 +141,11 @@ class Flushing:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
             group.create_task(self._log.run())
-            group.create_task(self.buffer.bounds.tell_exposure(self._counters, self._name_in_metrics))
+            group.create_task(self.buffer.bounds.tell_exposure(self._counters))
             group.create_task(self._keep_reserve())
             group.create_task(self.retention.run())
             group.create_task(self._monitor.run())
             group.create_task(self.admin.report.watch(self._buffers, self._counters))
-
-    def _name_in_metrics(self, slot: str) -> str:
-        return slot if slot in self._rules else GONE
 
     async def _keep_reserve(self) -> None:
         while True:

@@ -151,17 +151,12 @@ def _run(
     else:
         typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
     name = printable(prefix or str(manifest))
-    refuse_empty(job, name, allow_empty)
+    if wait and job.found_all and not job.objects_found and not allow_empty:
+        fail(f"{name} holds no object: check the name, or give --allow-empty")
     if wait and job.full:
         fail(f"the cache has no room for all of {name}: it has {size_text(job.bytes_done)}")
     if wait and job.state != "done":
         raise typer.Exit(1)
-
-
-def refuse_empty(job: Job, name: str, allow_empty: bool) -> None:
-    """End the command if the job has found no object under `name`."""
-    if job.state != "running" and job.found_all and not job.objects_found and not allow_empty:
-        fail(f"{name} holds no object: check the name, or give --allow-empty")
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
-from gateway.cli.jobs import AllowEmptyOption, follow, pieces_of, refuse_empty
+from gateway.cli.jobs import AllowEmptyOption, follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def create(
         print_json(job.document()) if json else typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
         return
     job = follow(client, job, quiet=json)
-    refuse_empty(job, printable(prefix), allow_empty)
     if job.state != "done":
         fail(printable(f"the snapshot was not made: {'; '.join(job.errors) or job.state}"))
     _tell(client.snapshot(name), "made", json)

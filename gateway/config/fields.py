@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -171,26 +169,20 @@ class Section(BaseModel):
     @classmethod
     def _no_number(cls, value: object, info: ValidationInfo) -> object:
         """Refuse what only a programming language takes for a number: `true` for 1, `8.0` for 8, `1_000`, `٣`."""
-        if isinstance(value, bool | float | str) and (kinds := _numbers(cls, info.field_name or "")):
-            is_whole = float not in kinds
-            if isinstance(value, str):
-                is_odd = bool(_NO_NUMBER.search(value) or (is_whole and _WITH_POINT.fullmatch(value)))
-            else:
-                is_odd = isinstance(value, bool) or is_whole
-            if is_odd:
-                raise ValueError("this is no number")
+        kinds = _numbers(cls, info.field_name or "")
+        is_whole, is_odd = kinds == {"int"}, isinstance(value, bool)
+        if isinstance(value, str):
+            is_odd = bool((_NO_WHOLE_NUMBER if is_whole else _NO_NUMBER).search(value))
+        if kinds and (is_odd or (is_whole and isinstance(value, float))):
+            raise ValueError("this is no number")
         return value
 
 
 @cache
-def _numbers(section: type[Section], name: str) -> frozenset[type]:
-    """Return the kinds of number that a setting may be."""
-
-    def within(annotation: Any) -> Iterator[type]:
-        yield from [annotation] if annotation in (int, float) else chain(*map(within, get_args(annotation)))
-
-    return frozenset(within(section.model_fields[name].annotation))
+def _numbers(section: type[Section], name: str) -> set[str]:
+    """Return which kinds of number a setting may be: `int`, `float`."""
+    return set(re.findall(r"\b(?:int|float)\b", str(section.model_fields[name].annotation)))
 
 
 _NO_NUMBER = re.compile(r"[+_]|^[-\s]|\s$|[^\x00-\x7f]")
-_WITH_POINT = re.compile(r"\d+\.\d*")
+_NO_WHOLE_NUMBER = re.compile(rf"{_NO_NUMBER.pattern}|^\d+\.\d*$")

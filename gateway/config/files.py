@@ -14,18 +14,12 @@ OVERLAY_BYTES_MAX = 128 * 2**20
 """The gateway wrote it itself; but what has become of it since, nobody knows."""
 
 
-def text_of(path: Path, bytes_max: int) -> str:
-    """Return the text of a file in UTF-8; OSError, ValueError. Blocks."""
-    content = content_of(path, bytes_max)
-    if content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("it begins with a byte order mark (BOM): save it as UTF-8 without one")
-    return content.decode()
-
-
 def content_of(path: Path, bytes_max: int) -> bytes:
-    """What a file holds; OSError, ValueError where that is more than `bytes_max`. Blocks."""
+    """What a file holds; OSError, ValueError where it cannot be it. Blocks."""
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
         raise ValueError(f"it has more than {bytes_max} bytes")
+    if content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it begins with a byte order mark (BOM): save it as UTF-8 without one")
     return content

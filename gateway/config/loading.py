@@ -20,7 +20,7 @@ from gateway.config.defaults import aws_endpoint_variable, complete
 from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
 from gateway.config.fields import Section
-from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, text_of
+from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, content_of
 from gateway.config.problems import Hidden, SettingsError, allowed_of, problems_of, shown, with_tables_around
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
@@ -117,7 +117,7 @@ def _loaded(
 def read_document(path: Path) -> dict[str, object]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(text_of(path, CONFIGURATION_BYTES_MAX))
+        return tomllib.loads(content_of(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
         problem = f"the configuration {path} cannot be read"
         raise SettingsError([ConfigError("config", str(path), str(error.strerror), problem=problem)]) from error
@@ -197,7 +197,7 @@ def _secret(table: str, section: Section, name: str, problems: list[ConfigError]
         return {name: given}
     text, problem = "", None
     try:
-        text = text_of(file, SECRET_BYTES_MAX).strip()
+        text = content_of(file, SECRET_BYTES_MAX).decode().strip()
     except UnicodeDecodeError:  # it repeats what is in the file
         problem = "this file is not text in UTF-8"
     except OSError as error:

@@ -90,7 +90,7 @@ class ObjectJob:
     def _check_pin(self) -> None:
         """PinRefused when there is no object, or more bytes than the slot may pin: said before the first is fetched."""
         if not self.job.objects_found and not self.job.allow_empty:
-            raise PinRefused(f"{self.job.prefix} holds no object")
+            raise PinRefused(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
         prefix = Prefix.parse(self.job.prefix)
         slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
         pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)

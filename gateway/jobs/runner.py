@@ -244,16 +244,13 @@ class Jobs:
             job = run.work.job
             is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
             if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
-                await self._take_back_pin(job)
+                try:
+                    await self._tools.blocks.unpin(job.prefix)
+                except StoreUnavailable as failure:
+                    _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
             await self._end(run, replace(job, state=state, ended_at=self._tools.clock.now()))
         run.told.set()
         del self._runs[run.work.job.id]
-
-    async def _take_back_pin(self, job: Job) -> None:
-        try:
-            await self._tools.blocks.unpin(job.prefix)
-        except StoreUnavailable as error:
-            _log.warning("a prefix stays pinned though its job has failed", prefix=job.prefix, error=str(error))
 
     def _outcome(self, run: _Run) -> tuple[JobState | None, str | None]:
         """The state in which a job ends, and why it failed as a whole; no state: the process ends, the job does not."""

@@ -50,7 +50,7 @@ class SnapshotJob:
             await self._list(staging)
             self.job = replace(self.job, found_all=True)
             if not self.job.objects_found and not self.job.allow_empty:
-                raise SnapshotError(f"{self.job.prefix} holds no object")
+                raise SnapshotError(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
             manifest = await steadily(staging.publish, self._tools.clock.now())
         except asyncio.CancelledError:
             await asyncio.to_thread(staging.discard if self.job.state is JobState.CANCELLED else staging.leave)

@@ -43,7 +43,7 @@ def test_a_snapshot_of_no_object_is_a_failure_unless_allowed(gateway: GatewayPro
     """It takes no name either."""
     result = run(gateway, "snapshot", "create", "v1", "s3://bucket/typo/")
     assert result.exit_code == 1
-    assert result.stderr.startswith("forebay: s3://bucket/typo/ holds no object: ")
+    assert result.stderr.startswith("forebay: the snapshot was not made: s3://bucket/typo/ holds no object: ")
     assert run(gateway, "snapshot", "create", "v1", "s3://bucket/typo/", "--allow-empty").exit_code == 0
 
 

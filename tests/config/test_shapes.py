@@ -149,7 +149,7 @@ def _whole_numbers() -> Iterator[tuple[str, str]]:
         section = table_of(field.annotation)
         assert section is not None
         for name, one in section.model_fields.items():
-            if _numbers(section, name) == {int}:
+            if _numbers(section, name) == {"int"}:
                 header = f"[[{table}]]" if str(field.annotation).startswith("list[") else f"[{table}]"
                 yield header, one.alias or name
 

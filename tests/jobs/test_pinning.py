@@ -152,7 +152,10 @@ def test_a_pin_that_finds_no_object_fails_and_pins_nothing(tmp_path: Path) -> No
         data_set(origin, 1)
         async with job_bench(tmp_path, origin) as bench:
             job = await bench.ended(await bench.jobs.start(JobKind.PIN, f"{PREFIX}typo/"))
-            assert (job.state, job.errors) == (JobState.FAILED, (f"{PREFIX}typo/ holds no object",))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{PREFIX}typo/ holds no object: check the name, or allow it to be empty",),
+            )
             assert bench.jobs.pins() == []
             assert (await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))).state is JobState.DONE
             empty = f"s3://{BUCKET}/later/"

@@ -347,7 +347,10 @@ def test_a_snapshot_of_no_object_fails_and_takes_no_name(tmp_path: Path) -> None
         async with job_bench(tmp_path, data_set(1)) as bench:
             empty = f"s3://{BUCKET}/typo/"
             job = await bench.ended(await bench.service.create("v1", empty))
-            assert (job.state, job.errors) == (JobState.FAILED, (f"{empty} holds no object",))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{empty} holds no object: check the name, or allow it to be empty",),
+            )
             assert await bench.service.all() == []
             await made(bench)
             job = await bench.ended(await bench.service.create("v2", empty, allow_empty=True))

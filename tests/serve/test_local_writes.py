@@ -173,7 +173,7 @@ def test_what_a_scratch_slot_leaves_is_told_as_what_it_is(origin: StrictOrigin, 
         command = [sys.executable, "-m", "gateway", "status", "--admin-url", gateway.admin_url]
         status = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert "not at the origin yet" not in status.stdout
-        assert "back: nothing is on its way to the origin; not to be sent: 1 object, 1000 B" in status.stdout
+        assert "back: nothing to send; not to be sent: 1 object, 1000 B" in status.stdout
         for name, value in (("local_bytes", 1000), ("local_objects", 1), ("pending_objects", 0)):
             line = f'forebay_writeback_{name}{{slot="(gone)"}} {value}.0'
             eventually(lambda: line in httpx.get(f"{gateway.admin_url}/metrics", timeout=30).text)  # noqa: B023

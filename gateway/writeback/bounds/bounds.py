@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
@@ -97,6 +98,9 @@ class SlotExposure:
     local_bytes: int = 0
     local_objects: int = 0
     exposure_bytes: int = 0
+
+
+_NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
 
 
 class ExposureObserver(Protocol):
@@ -393,7 +397,6 @@ class Bounds:
         self._told_until = float("-inf")
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
-        self._others_told = set[str]()
 
     def follow(self, slots: Sequence[Slot]) -> None:
         """These are the slots that write back from now on. Who waits for room in one that does no more waits on: it
@@ -413,18 +416,16 @@ class Bounds:
         """One slot's; None for one that does not write back any more."""
         return self._of.get(slot)
 
-    async def tell_exposure(self, observer: ExposureObserver, name_of: Callable[[str], str] = str) -> None:
-        """Tell every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too.
-
-        `name_of` gives the name under which the content of a slot is told that does not write back any more.
-        """
-        was_full = False
+    async def tell_exposure(self, observer: ExposureObserver) -> None:
+        """Every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too."""
+        was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
-                for name, one in list(self._of.items()):
-                    observer.exposed(name, one.exposure())
-                for name, exposure in self._of_others(name_of).items():
-                    observer.exposed(name, exposure)
+                found = {name: one.exposure() for name, one in self._of.items()}
+                found[GONE] = self._left_behind()
+                told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
+                for name in told:
+                    observer.exposed(name, found.get(name, _NOTHING))
             is_full = bool(self._of) and self._is_disk_full()
             observer.disk_full(is_full)
             if is_full and not was_full:
@@ -437,24 +438,16 @@ class Bounds:
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
 
-    def _of_others(self, name_of: Callable[[str], str]) -> dict[str, SlotExposure]:
-        """Return what slots have here that do not write back any more, and nothing of those that had something."""
-        nothing = SlotExposure(0, 0, 0, 0, 0.0)
-        found = dict.fromkeys(self._others_told - self._of.keys(), nothing)
-        for slot, usage in self._shared.journal.read(lambda tx: tx.usages()).items():
-            if slot not in self._of and usage != Usage():
-                before = found.get(name_of(slot), nothing)
-                found[name_of(slot)] = SlotExposure(
-                    0,
-                    before.used_bytes + usage.staged_bytes,
-                    before.pending_bytes + usage.unsent_bytes,
-                    before.pending_objects + usage.objects - usage.local_objects,
-                    max(before.oldest_seconds, self._shared.age_seconds(slot) or 0.0),
-                    before.local_bytes + usage.local_bytes,
-                    before.local_objects + usage.local_objects,
-                )
-        self._others_told = {*found}
-        return found
+    def _left_behind(self) -> SlotExposure:
+        """Return what slots have here that do not write back any more, all of them together."""
+        usages = self._shared.journal.read(lambda tx: tx.usages())
+        left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
+        staged, objects, local_bytes, local_objects = map(
+            sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)
+        )
+        age_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
+        unsent_bytes = max(0, staged - local_bytes)
+        return SlotExposure(0, staged, unsent_bytes, objects - local_objects, age_seconds, local_bytes, local_objects)
 
     def _is_disk_full(self) -> bool:
         """Whether even an empty body would not be taken. What else is wrong with the disk is told elsewhere."""
