@@ -105,7 +105,7 @@ class SlotsApi:
         try:
             validated({"slots": [{**slot, "name": request.path_params["name"]}]})
         except SettingsError as error:
-            return problem(400, "; ".join(str(one) for one in error.problems))
+            return problem(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems))
         return await self._make(request, slot)
 
     async def delete(self, request: Request) -> Response:
