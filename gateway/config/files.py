@@ -15,7 +15,7 @@ OVERLAY_BYTES_MAX = 128 * 2**20
 
 
 def content_of(path: Path, bytes_max: int) -> bytes:
-    """What a file holds; OSError, ValueError where it cannot be it. Blocks."""
+    """Return what a file holds; raise OSError, or ValueError for a file that cannot be the one. Blocks."""
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
