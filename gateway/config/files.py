@@ -11,7 +11,7 @@ CONFIGURATION_BYTES_MAX = 4 * 2**20
 SECRET_BYTES_MAX = 64 * 1024
 
 OVERLAY_BYTES_MAX = 128 * 2**20
-"""The gateway wrote it itself; but what has become of it since, nobody knows."""
+"""The gateway wrote it itself, but it may have been changed since."""
 
 
 def content_of(path: Path, bytes_max: int) -> bytes:
