@@ -9,7 +9,7 @@ import structlog
 from gateway.config import Settings
 from gateway.core.clock import Moment, SystemClock
 from gateway.core.errors import BufferUnavailable
-from gateway.serve.claim import leave_alone
+from gateway.serve.claim import disable_directory
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY
 
@@ -29,7 +29,7 @@ def recover_buffer(settings: Settings) -> str | None:
     try:
         _recover(directory, settings, wanted=wanted)
     except BufferUnavailable as error:
-        return leave_alone(settings.cache.directory, error)
+        return disable_directory(settings.cache.directory, error)
     return None
 
 
