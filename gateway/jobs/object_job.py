@@ -34,7 +34,7 @@ from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.headers import quote
+from gateway.s3.headers import is_same_version, strong_etag
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -179,8 +179,8 @@ class ObjectJob:
             await self._fetch(await _learn_version(self._tools, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
-        """The listed one; where the slot remembers, its metadata is learned along with it."""
-        if entry.etag and not is_remembered(slot, {}):
+        """The listed one, if its ETag is written as in HEAD; where the slot remembers, its metadata is learned, too."""
+        if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
 
@@ -310,7 +310,7 @@ async def _learn_version(
     known = tools.catalog.of_version(version, with_checksums=with_checksums)
     if known is not None:
         return known.version
-    etag = quote(version.etag.removeprefix("W/"))
+    etag = strong_etag(version.etag)
 
     async def ask() -> ObjectHead:
         asked = {**headers, "if-match": etag}
@@ -322,7 +322,7 @@ async def _learn_version(
         if answer.status in (404, 412):
             raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
-    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+    if not is_same_version(head.version, version):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
     tools.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

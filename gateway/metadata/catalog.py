@@ -53,6 +53,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import is_same_version
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.telemetry.metric_observers import CatalogMetrics
@@ -335,7 +336,8 @@ class Catalog:
     def has_learned(self, version: ObjectVersion) -> bool:
         """Whether this version is the last one that was learned of its key, at any age, and not written since."""
         entry = self._lookup(version.key)
-        return entry is not None and entry.head is not None and entry.head.version == version
+        head = entry.head if entry is not None else None
+        return head is not None and is_same_version(head.version, version)
 
     def learned(
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool

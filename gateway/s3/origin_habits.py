@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.core.model import ObjectVersion
-from gateway.s3.headers import unquote
+from gateway.s3.headers import plain_etag
 
 _SHARED_ETAGS_MAX = 64
 
@@ -27,7 +27,7 @@ class OriginHabits(NamedTuple):
     def is_distinct(self, version: ObjectVersion) -> bool:
         """Whether its ETag tells a version from others, as far as was found out."""
         shared = self.shared_etags
-        return not shared or ("*" not in shared and unquote(version.etag) not in shared)
+        return not shared or ("*" not in shared and plain_etag(version.etag) not in shared)
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
@@ -46,4 +46,4 @@ def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
     """Those of ETags and sizes that stand there with several sizes, without quotes."""
     sizes: dict[str, int] = {}
     found = {etag for etag, size_bytes in listed if etag and sizes.setdefault(etag, size_bytes) != size_bytes}
-    return frozenset(map(unquote, found))
+    return frozenset(map(plain_etag, found))
