@@ -214,7 +214,7 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
     return OriginHabits(
         weak_etags=head.headers.get("etag", "").startswith("W/"),
         no_ranges=read is not None and read.status == 200 and listed.first_size() > 1,
-        shared_etags=shared_etags((one.etag, one.size_bytes) for one in entries),
+        shared_etags=shared_etags(((one.etag, one.size_bytes) for one in entries), {}),
     )
 
 

@@ -70,20 +70,22 @@ def list_objects(context: RequestContext) -> Answer:
     return _frozen(listing) if is_frozen else _of_bucket(listing)
 
 
-_ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+_VERSION = re.compile(r"<ETag>([^<]*)</ETag>(?:\s*<Checksum\w+>[^<]*</Checksum\w+>)*\s*<Size>([0-9]{1,15})</Size>")
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """The origin's own answer; what it lists in slots that remember, and ETags that stand there twice, are looked at as
-    in a page of ours."""
+    """The origin's own answer; what it lists in slots that remember, and with which sizes ETags stand there, is looked
+    at as in a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
-    etags = _ETAG.findall(reply.body)
-    if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
+    bucket, catalog = context.request.bucket or "", context.services.catalog
+    versions = _VERSION.findall(reply.body.decode("utf-8", "replace"))
+    catalog.listed_sizes(bucket, [(etag.replace("&quot;", '"'), int(size)) for etag, size in versions])
+    if any(is_remembered(slot, {}) for slot in slots):
         with suppress(OriginBodyError):  # the client is given it as it is
             page = parse_listed_page(reply.body, with_owner=False, leads_on=False)
-            context.services.catalog.listed(context.request.bucket or "", page.entries)
+            catalog.listed(bucket, page.entries)
     return reply
 
 

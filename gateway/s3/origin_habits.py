@@ -42,8 +42,7 @@ class OriginHabits(NamedTuple):
             yield "the origin gives objects of different sizes the same ETag, which tells no version"
 
 
-def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
-    """Those of ETags and sizes that stand there with several sizes, without quotes."""
-    sizes: dict[str, int] = {}
+def shared_etags(listed: Iterable[tuple[str, int]], sizes: dict[str, int]) -> frozenset[str]:
+    """Return the listed ETags that have several sizes, without quotes. Add the others to `sizes`, of pages before."""
     found = {etag for etag, size_bytes in listed if etag and sizes.setdefault(etag, size_bytes) != size_bytes}
     return frozenset(map(plain_etag, found))

@@ -139,6 +139,7 @@ def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> Non
             gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), AlterBody(change))
             answer = await call(gateway.app, "GET", "/bucket?list-type=2", {"Cache-Control": "no-cache"}, sign=False)
             assert answer.status == 200
+            await gateway.catalog.settle()
             asked = len(gateway.origin.calls)
             assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "hit"
             assert len(gateway.origin.calls) == asked

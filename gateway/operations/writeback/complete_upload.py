@@ -310,9 +310,7 @@ def _check_type(request: Mapping[str, str], create: Mapping[str, str]) -> None:
     _, created = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
     if request.get(f"{PREFIX}type", created).upper() != created:
         raise s3_error(
-            "InvalidRequest",
-            f"The upload was created using the {created} checksum mode. The complete request must use the same "
-            "checksum mode.",
+            "InvalidRequest", f"The upload was created with checksums of type {created}: Complete must say the same."
         )
 
 
