@@ -51,11 +51,10 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, OriginCredentials
 from gateway.origin.retry import SilenceBoard
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import OriginCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
@@ -70,21 +69,21 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 _log = structlog.get_logger("forebay.writeback")
 
 _LEARNED_SECONDS_MAX = 1.0
-"""So long changed slots wait at most until what was learned is written down."""
+"""The most seconds that changed slots wait until what was learned is written down."""
 
 SNAPSHOTS = "snapshots"
-"""Where in the cache directory they lie."""
+"""The directory of snapshots in the cache directory."""
 
 CHECKS_AT_ONCE = 8
-"""So many questions to one home at the same time, where it is checked."""
+"""Parallel questions to one home in its check."""
 
 _SILENCE = "origin-silence"
-"""Where in the shared directory the processes tell each other that an origin is silent."""
+"""The file in the shared directory by which processes report silent origins to each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What every process of the gateway has. `process` is its number."""
+    """The parts of every process of the gateway. `process` is its number."""
 
     process: int
 
@@ -153,14 +152,14 @@ async def _node(
 
 
 def silence_board(shared_directory: Path | None) -> SilenceBoard:
-    """Where processes that share this directory tell each other which origins are silent, or have failed."""
+    """Return the board on which processes that share this directory report silent or failed origins to each other."""
     return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
 
 
 @asynccontextmanager
 async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
-    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
-    the keys that they are asked with."""
+    """Yield the origins, with their refusals of the gateway's keys, each asked once and for a short time; and the
+    keys."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)
@@ -185,7 +184,7 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
 async def _directory(
     settings: Settings, node: _Node, worker: int, shared_directory: Path | None
 ) -> AsyncIterator[tuple[BlockCache, Catalog]]:
-    """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
+    """Open the cache directory; StartupError when it is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
         _block_settings(settings, node.slots, shared_directory),
         node.origin,
@@ -225,11 +224,11 @@ async def s3_application(
     shared_directory: Path | None = None,
     closed: bool = False,
 ) -> AsyncIterator[S3App]:
-    """The S3 port's application of worker slot `worker`, with everything behind it; it follows changes of settings.
+    """Yield the S3 port's application of worker slot `worker`, with everything behind it; it follows changed settings.
 
-    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    In `shared_directory` lie files that all processes have in memory (BlockSettings). `closed`: no worker touches the
-    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: it is asked nothing.
+    All processes map files of `shared_directory` (BlockSettings). `closed`: no worker touches the cache directory, and
+    the origin answers all. Otherwise StoreUnavailable when the disk under it fails.
     """
     settings = live.now
     async with (
@@ -306,7 +305,7 @@ async def s3_application(
 
 @dataclass(eq=False, slots=True)
 class Upkeep:
-    """What the background process does with the cache directory. `is_outdated` is set when it is to be opened anew."""
+    """The background process's work on the cache directory. `is_outdated` is set when it must be opened anew."""
 
     jobs: Jobs
     explainer: Explainer
@@ -317,7 +316,7 @@ class Upkeep:
     snapshots: SnapshotService
     flushing: Flushing | None
     settle: Callable[[], Awaitable[None]]
-    """To be called when all processes keep to the settings of now: what lies on disk is brought in line with them."""
+    """Brings the disk in line with the new settings, once all processes keep to them."""
 
     is_outdated: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -330,7 +329,7 @@ class Upkeep:
 async def upkeep(
     live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
 ) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts, indexes are kept up, and changes followed.
+    """Run the background process's part: jobs, indexes, and following changes of settings.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
@@ -346,7 +345,7 @@ async def upkeep(
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
         followed = [Slots(node.slots)]
-        """Those of which the listing index may know something still, the ones of now last."""
+        """Slots that the listing index may still know, the present ones last."""
 
         async def follow() -> None:
             await blocks.follow(live.now.cache.capacity_bytes)
@@ -384,7 +383,7 @@ async def upkeep(
 
 
 class _RatesInForce:
-    """What holds requests back, which goes on with what is known where weights are others than before."""
+    """The present request rates; a change of weights keeps the rates found."""
 
     def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
         self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
@@ -409,7 +408,7 @@ class _RatesInForce:
 
 
 class _CeilingsBefore:
-    """Whether ceilings are others than when it was asked last."""
+    """Tells whether ceilings have changed since the last question."""
 
     def __init__(self, live: LiveSettings) -> None:
         self._known = self._of(live)
@@ -424,7 +423,7 @@ class _CeilingsBefore:
 
 @contextmanager
 def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
-    """Who counts what is read of checkpoints; None without a directory that all processes have, or room in it."""
+    """Yield the counter of checkpoint reads; None without a shared directory, or room in it."""
     try:
         reads = CheckpointReads(directory, worker, clock) if directory is not None else None
     except OSError as error:
@@ -436,7 +435,7 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
 
 @contextmanager
 def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentRequests]:
-    """Where requests are kept that somebody may want to look at; where there is no room, nobody else sees them."""
+    """Yield the recent requests for operators; without room in the directory, of this process alone."""
     try:
         recent = RecentRequests(directory, process)
     except OSError as error:
@@ -467,7 +466,7 @@ def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
 
 
 def forget_remembered(directory: Path) -> None:
-    """Have the catalog in a cache directory that nobody has open begin anew; StoreUnavailable when the disk fails."""
+    """Reset the catalog in a cache directory that no process has open; StoreUnavailable when the disk fails."""
     disbelieve(directory / "catalog")
 
 

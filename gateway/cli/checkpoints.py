@@ -79,7 +79,7 @@ def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]
 
 
 def _why_none(client: AdminClient, prefix: str) -> str:
-    """What was looked for, what there is instead, and what to do about it."""
+    """Return why no checkpoint was found, and what to do about it."""
     from gateway.admin.client import CheckpointPage
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
@@ -104,7 +104,7 @@ def _why_none(client: AdminClient, prefix: str) -> str:
 
 
 _WIDTHS = {"state": -22, "files": 6, "size": 10, "ranks": 5, "save": 7, "flushed": 7, "left": 7, "exposed": 7}
-"""Of columns; below 0: to the left."""
+"""Widths of columns; below 0: aligned to the left."""
 
 _LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left", "size")
 

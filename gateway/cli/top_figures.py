@@ -1,4 +1,4 @@
-"""What `forebay top` shows: figures of a running gateway, taken again and again, and rates between two takings."""
+"""The figures of `forebay top`: values of a running gateway, taken again and again, and rates between two of them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Figures:
         return "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
 
     def unflushed(self) -> dict[str, Any] | None:
-        """Of all slots; None where nothing is known of it."""
+        """Return the unflushed objects of all slots; None while unknown."""
         if self.status is None or self.status.writeback is None:
             return None
         slots = self.status.writeback.slots
@@ -120,7 +120,6 @@ class Figures:
         }
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
         known = self.status if self.problem is None else None
         rates = self.rates if known is not None else None
         return {
@@ -162,7 +161,7 @@ class Figures:
 
 
 def _latest(found: list[Checkpoint]) -> list[Checkpoint]:
-    """What is not durable first, then the latest."""
+    """Return checkpoints that are not durable first, then the latest."""
     return sorted(found, key=lambda one: (one.state == "durable", -one.last_at))[:CHECKPOINTS_MAX]
 
 
@@ -179,7 +178,7 @@ class Watch:
         self._following: asyncio.Task[None] | None = None
 
     async def take(self, *, whole: bool = False) -> Figures:
-        """The figures of now, or why there are none; with `whole`, once those of slots have come, too."""
+        """Return the present figures, or the reason why there are none; with `whole`, wait for those of slots, too."""
         from gateway.admin.client import CheckpointPage, JobList, RecentRequests, Status
 
         if self._following is None:

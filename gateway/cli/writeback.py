@@ -229,7 +229,7 @@ def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, unde
 
 
 def _confirm_abort(uploads: list[OpenUpload]) -> None:
-    """Have somebody at a terminal agree, who sees them."""
+    """Ask a user at a terminal, who sees the uploads, to agree."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
     if not uploads:
@@ -247,7 +247,7 @@ def _check(name: str) -> None:
 
 
 def _confirmed(client: AdminClient, name: str) -> int | None:
-    """The number of the object that somebody at a terminal agrees to give up."""
+    """Return the number of the object that a user at a terminal agrees to give up."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
     one = next((one for one in client.pending_objects(name) if one.url == name), None)

@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
+from pydantic import AfterValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     CheckpointPatternText,
     DurationSeconds,
     PemFileSetting,
-    RetiredValue,
     S3ObjectUrl,
     S3Prefix,
     Section,
@@ -27,12 +26,6 @@ from gateway.core.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
-
-
-def _known_eviction(value: object) -> object:
-    if value == "s3-fifo":
-        raise RetiredValue("epoch or lru; s3-fifo is gone: use epoch, which keeps what is read again and scans out")
-    return value
 
 
 _FLUSH = re.compile(r"all|latest|every-(\d{1,4})(?:st|nd|rd|th)")
@@ -73,7 +66,7 @@ class CallerLimitSettings(Section):
 
 
 _WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
-"""What SDKs take for an app id: the characters of a token (RFC 9110, 5.6.2)."""
+"""The form of an app id in SDKs: the characters of a token (RFC 9110, 5.6.2)."""
 
 
 class CallerClassSettings(CallerLimitSettings):
@@ -377,7 +370,7 @@ class SlotSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    eviction: Annotated[Literal["epoch", "lru"], BeforeValidator(_known_eviction)] = setting(
+    eviction: Literal["epoch", "lru"] = setting(
         "epoch",
         "Which blocks Forebay evicts first. `epoch`: those that it expects to be read again last, by what was read "
         "again so far. `lru`: those that were read longest ago.",
@@ -528,12 +521,12 @@ class SlotSettings(Section):
 
     @property
     def is_buffered(self) -> bool:
-        """Whether writes are acknowledged when this node's disk has them."""
+        """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
-        """What holds where `index_refresh` is omitted, too. None: never."""
+        """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
         if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
             return self.index_refresh_seconds
         return self.metadata_ttl_seconds / 2

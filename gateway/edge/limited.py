@@ -22,12 +22,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def direction_of(body_length_bytes: int | None) -> Direction:
-    """Whose debt holds a request back: that of the bytes from the client where it sends a body."""
+    """Return the direction whose debt holds a request back: "write" where the client sends a body."""
     return "read" if body_length_bytes == 0 else "write"
 
 
 def expected_bytes(method: str, direction: Direction, body_length_bytes: int | None) -> int | None:
-    """What is known of the first body before anything is done: of an upload its length, of a HEAD's answer nothing."""
+    """Return the first body's known length: that of an upload, 0 for a HEAD, None for other answers."""
     if direction == "write":
         return body_length_bytes
     return 0 if method == "HEAD" else None
@@ -78,7 +78,7 @@ class PacedSend:
         count = min(self._piece_bytes, len(lent.content))
         await self._admission.pass_bytes("read", count)
         piece = BorrowedBuffer(lent.content[:count])
-        lent.content.release()  # whoever sends it lets go of its piece before it waits
+        lent.content.release()  # a sender releases its piece before it waits
         await self._send({**message, "bytes": piece})
         lent.taken = piece.taken
         self._admission.give_back("read", count - piece.taken)

@@ -1,11 +1,11 @@
-"""What the origin has said of buckets, remembered on disk for all workers: small, asked for often, seldom another.
+"""The origin's answers about buckets, kept on disk for all workers: small, often asked for, seldom changed.
 
-An answer is believed for a TTL, and only while its bucket's invalidation epoch (epochs.py) is the one in which the
-origin was asked: an own change of the bucket voids it at once, on every worker, though it land later.
+An answer is valid for a TTL, and only while its bucket's invalidation epoch (entries.py) is the one in which the
+origin was asked: an own change of the bucket voids it at once, on every worker, even if it lands later.
 
-The disk is diskcache, of which nothing is used but bytes in the database: its own way with anything else is to unpickle
-it, so that who can write to the file could run code here (CVE-2025-69872). It is asked on a thread of its own and never
-waited for long: a locked, slow, full or harmed file is a miss.
+The disk is diskcache, used for bytes in the database alone: it unpickles anything else, so that an attacker who can
+write to the file could run code here (CVE-2025-69872). A thread of its own asks it, and callers never wait long: a
+locked, slow, full or harmed file is a miss.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
 
 SIZE_BYTES_MAX = 8 * 1024**2
-"""What the file may take, give or take a few answers."""
+"""Size limit of the file; a few answers may exceed it."""
 
 WAITING_MAX = 64
 """Questions and answers that wait for the disk at once; further ones do without it."""
 
 RECALL_SECONDS_MAX = 0.25
-"""How long the disk is waited for."""
+"""Seconds for which a caller waits for the disk."""
 
 LOCK_SECONDS_MAX = 0.05
-"""How long another process's transaction is waited for; they take less than a millisecond."""
+"""Seconds for which SQLite waits for another process's transaction; they take less than a millisecond."""
 
 PAUSE_SECONDS = 1.0
-"""How long the disk is left alone after it did not give or take something."""
+"""Seconds for which the disk is left alone after it failed to give or take something."""
 
 _CLOSE_SECONDS_MAX = 5.0
 _FORMAT = 1
@@ -77,27 +77,26 @@ _PASSING = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-"""What is wrong with the disk or the moment, and not with the file."""
+"""SQLite errors that come from the disk or the moment, not from a damaged file."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the origin is asked about a bucket: an operation by its S3 name."""
+    """A question to the origin about a bucket: an operation by its S3 name."""
 
     operation: str
     bucket: str
 
     @property
     def record_key(self) -> bytes:
-        """The key of its record."""
         return f"{self.operation}\0{self.bucket}".encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the origin has said, as it is told on: `headers` are lower-case names and latin-1 values in order."""
+    """The origin's answer as the gateway passes it on: `headers` are lower-case names and latin-1 values in order."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -106,7 +105,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the origin has said, and how far it may be used."""
+    """A remembered answer, and how far it may be used."""
 
     answer: Answer
     freshness: Freshness
@@ -143,7 +142,7 @@ class BucketMetadataCache:
         self._paused_until_seconds = 0.0
 
     async def recall(self, question: Question, slot: Slot) -> Recalled | None:
-        """What is remembered, and how far it may be used in `slot`, the one that all of the bucket is in."""
+        """Return the remembered answer and how far it may be used in `slot`, the one that contains the whole bucket."""
         if not self._may_use_disk(question):
             return None
         try:
@@ -167,12 +166,12 @@ class BucketMetadataCache:
         self._observer.answered(question.operation, outcome)
 
     async def settle(self) -> None:
-        """Wait until what was to be kept so far is kept, or given up."""
+        """Wait until all answers submitted so far are written or given up."""
         with suppress(TimeoutError):
             await self._thread.run(_CLOSE_SECONDS_MAX, lambda: None)
 
     async def close(self) -> None:
-        """Write what is left; a disk that does not come back is left behind."""
+        """Write the remaining answers. A disk that does not come back is left behind."""
         self._thread.submit(self._file.close)
         await self._thread.close(_CLOSE_SECONDS_MAX)
 
@@ -259,7 +258,7 @@ class BucketMetadataFile:
 
     def _discard(self) -> None:
         """Remove the file, unless another process has. The journal first: it would be played into the next one."""
-        with suppress(OSError), self._alone():  # what cannot be removed is met, and counted, again
+        with suppress(OSError), self._alone():  # a later call meets and counts a leftover file again
             if _inode(self._database) == self._inode:
                 for ending in ("-journal", "-wal", "-shm", ""):
                     self._database.with_name(DBNAME + ending).unlink(missing_ok=True)
@@ -285,7 +284,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]  # it has no types
 
 
 class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
-    """Bytes go in, bytes come out. What a file claims to be something else is not there."""
+    """Bytes go in, bytes come out. A value of another type counts as missing."""
 
     def __init__(self, directory: str, **_settings: object) -> None:
         super().__init__(directory)
@@ -308,7 +307,7 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
         raise TypeError("nothing is kept in files of its own")
 
     def remove(self, file_path: object) -> None:
-        """Nothing: no file that a record may name is ours."""
+        """Do nothing: no file that a record may name is ours."""
 
 
 def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
@@ -320,7 +319,7 @@ def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
 
 
 def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
-    """What was packed for this key; None when these bytes are not that."""
+    """Return the record packed for this key; None when the bytes are another key's or damaged."""
     if len(record) < _FIXED.size:
         return None
     checksum, version, boot, epoch, seconds, status, headers_bytes = _FIXED.unpack_from(record)
@@ -355,7 +354,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _is_passing(error: BaseException | None) -> bool:
-    """Whether it began with the disk or the moment: after a full disk, SQLite has nothing left to roll back either."""
+    """Return True unless the file caused the error. After a full disk, SQLite has nothing left to roll back."""
     if error is None:
         return False
     if isinstance(error, (OSError, diskcache.Timeout)):

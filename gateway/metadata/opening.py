@@ -1,6 +1,6 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
+    FORMAT       "forebay catalog 1": any other content is refused, never misread
     ORIGIN       whose objects these are: the homes of buckets (objects.Homes). The catalog of another main origin is
                  dropped; of buckets that have another home than before, all is forgotten
     BOOT         the kernel's boot id when the directory was last opened
@@ -41,9 +41,7 @@ from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 3\n"
-FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
-"""A catalog of these formats is dropped: it is learned again."""
+FORMAT = b"forebay catalog 1\n"
 
 ANSWERS = "answers"
 ENVIRONMENTS = ("index", "listing", "dirty")
@@ -51,12 +49,12 @@ OPENING_SECONDS_MAX = 60.0
 """Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
 
 CLOSING_SECONDS_MAX = 10.0
-"""Who cannot close it in order leaves it as it is."""
+"""Seconds after which a process leaves the catalog as it is, not closed in order."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
-"""What LMDB says of files that it did not write, or that have been harmed."""
+"""LMDB's errors for files that it did not write or that are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
 
 
 def disbelieve(path: Path) -> None:
-    """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
+    """Make the next process that opens the catalog drop everything; raise StoreUnavailable when the disk fails."""
     try:
         if path.is_dir():  # a new disk has none
             remove_durably(path / "BOOT", path / "CLEAN")
@@ -133,7 +131,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 f"the catalog {path} was written for other homes of the buckets, and other processes use it: "
                 "stop them first"
             )
-        remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
+        remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
         files = _open_with_room(path, users, process, size_bytes_max)
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
             files.epochs.change_bucket(bucket)
@@ -148,7 +146,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
 
 
 def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
-    """Begun anew where a full disk does not take what opening writes, and nobody else has it open: that makes room."""
+    """Open the catalog; if the disk is too full and no other process has it open, drop it to make room."""
     try:
         return _open_recovered(path, users, process, size_bytes_max)
     except (OSError, lmdb.Error) as error:
@@ -200,9 +198,6 @@ def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
         write_durably(path / "FORMAT", FORMAT)
-    elif found in FORMATS_BEFORE:
-        disbelieve(path)
-        write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(
             f"{path} has the catalog format {found[:40]!r}, this version reads {FORMAT!r}: "
@@ -233,9 +228,8 @@ def _drop(path: Path, users: int) -> None:
     remove_durably(path / "BOOT", path / "CLEAN")
     if (path / ANSWERS).exists():
         shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
-    for name in ("epochs", "generations"):  # so named until format 2
-        (path / name).unlink(missing_ok=True)
-    for name in (*ENVIRONMENTS, "marks"):  # the last until format 2
+    (path / "epochs").unlink(missing_ok=True)
+    for name in ENVIRONMENTS:
         shutil.rmtree(path / name, ignore_errors=True)
 
 

@@ -47,7 +47,7 @@ _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
 
 def list_objects(context: RequestContext) -> Answer:
-    """Answer from what is known, or ask and learn; where only the origin can judge, it answers."""
+    """Answer from memory, or ask and learn; requests that only the origin can judge go there."""
     request = context.request
     slots = list(context.services.slots.under(request.bucket or "", request.parameter("prefix") or ""))
     is_frozen, bound = is_frozen_under(slots), bound_of(slots)
@@ -74,8 +74,7 @@ _VERSION = re.compile(r"<ETag>([^<]*)</ETag>(?:\s*<Checksum\w+>[^<]*</Checksum\w
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """The origin's own answer; what it lists in slots that remember, and with which sizes ETags stand there, is looked
-    at as in a page of ours."""
+    """Return the origin's own answer; the catalog learns from it as from a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
@@ -90,7 +89,7 @@ async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response
 
 
 def _is_behind_the_prefix(wanted: ListRequest) -> bool:
-    """Whether no key can be listed. Whether the index knows what lies there, among others' keys, is not told."""
+    """Return whether no key can be listed, so that no answer shows what the index knows of others' keys."""
     return wanted.start >= wanted.stop
 
 
@@ -100,7 +99,7 @@ def _nothing_frozen(listing: Listing) -> Response:
 
 
 async def _nothing(listing: Listing) -> Response:
-    """The origin says whether there is such a bucket."""
+    """Return an empty page if the origin has the bucket."""
     found = found_of(await origin_page(listing, replace(_wanted(listing.query), limit=1)))
     listing.outcomes.add("miss")
     listing.reason = "not-kept"
@@ -133,7 +132,7 @@ def _frozen(listing: Listing) -> Answer:
 
 
 def may_be_merged(context: RequestContext) -> bool:
-    """Whether anything is pending among what is listed, or may become so before the next page, or was at the last."""
+    """Return whether anything is pending in the listing, may become so before its next page, or was before."""
     buffer, request = context.services.writeback, context.request
     if buffer is None:
         return False
@@ -173,7 +172,7 @@ async def _merged(listing: Listing) -> Response:
 
 
 def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
-    """The page, and the templates that its records number."""
+    """Return the page, and the templates that its records number."""
     page, numbers = Page(is_truncated=merged.is_truncated), dict[EntryTemplate, int]()
     for row in merged.rows:
         if row.content is None:
@@ -187,7 +186,7 @@ def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
 
 
 def _sources(listing: Listing) -> list[ListSource[Entry]]:
-    """In the order in which they count."""
+    """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
         sources: list[ListSource[Entry]] = [PartitionedSource(listing)]
@@ -198,7 +197,7 @@ def _sources(listing: Listing) -> list[ListSource[Entry]]:
 
 
 async def _owner(listing: Listing) -> str:
-    """The owner of another object of the bucket; nothing where there is none, or the origin does not say."""
+    """Return the owner of another object of the bucket; nothing without one, or if the origin does not say."""
     try:
         page = await origin_page(listing, ListRequest(limit=1))
     except OriginError:

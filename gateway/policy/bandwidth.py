@@ -1,10 +1,10 @@
-"""What moves to and from the origin keeps to ceilings, and slots share the link fairly: over all processes together.
+"""Keeps traffic to and from the origin below its ceilings, and shares the link fairly among slots, over all processes.
 
-A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the row, and goes
-to its end after that; who may pass the link says fair_shares.py. In one process the pieces of a slot and direction pass
-by rank, the better first, and those of a rank in the order in which they came; one that has waited for PATIENCE_SECONDS
-goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling keeps no other from
-the link, and does not count as waiting for it.
+A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the queue, and goes
+to its end after that; fair_shares.py decides whose turn at the link it is. In one process the pieces of a slot and
+direction pass by rank, the better first, and those of a rank in order of arrival; one that has waited for
+PATIENCE_SECONDS goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling
+keeps no other from the link, and does not count as waiting for it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gateway.policy.token_bucket import (
 )
 
 PATIENCE_SECONDS = 1.0
-"""So long a piece waits for better ones of its slot. Then one such passes in each span of this length."""
+"""Seconds that a piece waits for better ones of its slot. Then one such piece passes in each span of this length."""
 
 _FINEST_SLEEP_SECONDS = 0.001
-"""Finer waits cost more than they shape: what comes due meanwhile passes together."""
+"""Shorter waits cost more than they shape: pieces that come due meanwhile pass together."""
 
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """At most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link.
+    """The most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link.
 
-    Of the link, None is what it is found out to bear.
+    For the link, None stands for its capacity, which the gateway finds out.
     """
 
     direction: Direction
@@ -54,7 +54,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a slot has of a contended link, in one direction: a part by weight, and no less than it is guaranteed."""
+    """A slot's share of a contended link in one direction: by weight, but at least its guarantee."""
 
     direction: Direction
     slot: str
@@ -63,7 +63,7 @@ class Share:
 
 
 class Waited(NamedTuple):
-    """How long a piece has waited: for its slot's own ceiling, then for the link."""
+    """A piece's waits: for its slot's own ceiling, then for the link."""
 
     ceiling_seconds: float
     link_seconds: float
@@ -78,14 +78,14 @@ class _Piece:
     rank: Callable[[], int]
     since: float
     until: float
-    """When it has waited for too long."""
+    """The end of its patience."""
 
     passed: asyncio.Future[Waited | None]
-    """None: it has waited for too long."""
+    """None: its patience has ended."""
 
 
 class RateLimiter:
-    """Where the pieces of one slot pass in one direction: its own ceiling, where it has one, and the link."""
+    """The passage of one slot in one direction: its own ceiling, if it has one, and the link."""
 
     def __init__(self, slot: int, ceiling: TokenBucket | None, link: Link, clock: Clock) -> None:
         self.slot = slot
@@ -94,19 +94,19 @@ class RateLimiter:
         self._clock = clock
         self._waiting: list[_Piece] = []
         self._reserved = 0
-        """Bytes that the first piece has taken of the ceiling."""
+        """Bytes of the ceiling that the first piece has taken."""
 
         self._reserving: asyncio.Task[None] | None = None
         self._at_link_since: float | None = None
         self._impatient_at = 0.0
-        """When a piece last passed that had waited too long for better ones."""
+        """The last time that an impatient piece passed before better ones."""
 
         self._late_at = math.inf
-        """When the first piece has waited for too long."""
+        """When the patience of the first piece ends."""
 
     async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
-        """Wait until `count` bytes may pass. Who is cancelled has taken nothing, nor who has waited for too long:
-        TimeoutError, `HOLD_SECONDS` later at most. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass. A cancelled caller has taken nothing, nor has one that has waited too
+        long: TimeoutError, at most `HOLD_SECONDS` late. Raises CeilingsReplaced."""
         if self.passes(count, rank):
             return NOT_WAITED
         now = self._clock.monotonic()
@@ -127,7 +127,7 @@ class RateLimiter:
         return waited
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
-        """Let `count` bytes pass if nothing keeps them; False, and nothing taken, when they must wait."""
+        """Let `count` bytes pass if nothing holds them up; otherwise take nothing, and return False."""
         if self._waiting:
             return False
         now, ceiling = self._clock.monotonic(), self._ceiling
@@ -140,13 +140,13 @@ class RateLimiter:
         return True
 
     def charge(self, count: int) -> None:
-        """`count` bytes pass without having waited: those behind them wait for both."""
+        """Let `count` bytes pass without waiting: later ones wait for both."""
         if self._ceiling is not None:
             self._ceiling.take(count)
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
     def let_go(self) -> None:
-        """Its ceilings are in force no more: nobody waits here, and what was reserved is given back."""
+        """End the wait of all pieces, as other ceilings apply, and give back what was reserved."""
         now, at_link_since = self._clock.monotonic(), self._at_link_since
         waiting, self._waiting = self._waiting, []
         self._advance()
@@ -159,14 +159,14 @@ class RateLimiter:
 
     @property
     def is_at_link(self) -> bool:
-        """Its own ceiling lets a piece pass."""
+        """Return whether its own ceiling lets a piece pass."""
         return self._at_link_since is not None
 
     def best_rank(self, now: float) -> int:
         return self._rank(self._best(now), now)
 
     def give_up(self, now: float) -> None:
-        """The pieces that have waited for too long do not pass."""
+        """End the wait of pieces that have waited too long."""
         if now < self._late_at:
             return
         for piece in [one for one in self._waiting if one.until <= now and not one.passed.done()]:
@@ -176,13 +176,13 @@ class RateLimiter:
         self._advance_without(now)
 
     def let_pass(self, now: float) -> bool:
-        """One piece, if it is its turn."""
+        """Let one piece pass, if it is its turn."""
         since = self._at_link_since
         if since is None:
             return False
         piece = self._best(now)
         rank = self._rank(piece, now)
-        if piece.passed.cancelled():  # it is about to leave, and lets the next one pass
+        if piece.passed.cancelled():  # it is about to leave, and then lets the next one pass
             return False
         if not self._link.shares.passes(self.slot, lambda: rank, piece.count, now):
             return False
@@ -234,7 +234,7 @@ class RateLimiter:
     def _leave(self, piece: _Piece) -> None:
         if piece not in self._waiting and _is_let_go(piece):
             return
-        if piece.passed.done() and not piece.passed.cancelled():  # it had passed, and nobody has heard of it
+        if piece.passed.done() and not piece.passed.cancelled():  # it had passed before its caller was cancelled
             if piece.passed.result() is None:
                 return
             if self._ceiling is not None:
@@ -258,7 +258,7 @@ class RateLimiter:
             rank = self._rank(piece, now)
             if rank < least:
                 best, least = piece, rank
-                if not rank:  # none is better, of however many that wait
+                if not rank:  # none can be better
                     break
         return best
 
@@ -268,15 +268,15 @@ class RateLimiter:
 
 
 def _is_let_go(piece: _Piece) -> bool:
-    """It is cancelled, too, before it has heard of it."""
+    """Return whether the piece ended with the ceilings, even if its caller was cancelled at once."""
     passed = piece.passed
     return passed.cancelled() or (passed.done() and isinstance(passed.exception(), CeilingsReplaced))
 
 
 @dataclass(eq=False)
 class Link:
-    """What the slots of this process pass in one direction behind their own ceilings: a look now and then lets pass
-    whose turn it is, and tells the other processes who waits."""
+    """The slots of this process at the link in one direction. A look now and then lets pieces pass whose turn it is,
+    and tells the other processes which slots wait."""
 
     shares: FairShares
     clock: Clock
@@ -286,18 +286,18 @@ class Link:
     _looking: asyncio.Task[None] | None = None
 
     def enter(self, limiter: RateLimiter) -> None:
-        """Pieces of the slot wait."""
+        """Note that pieces of the slot wait."""
         now = self.clock.monotonic()
         self._present[limiter.slot] = limiter
         self.shares.tell(self._entry(limiter, now), now)
         self._look_again(now)
 
     def leave(self, limiter: RateLimiter) -> None:
-        """None does. The other processes are told at the next look: most likely the next piece comes before it."""
+        """Note that none wait. The other processes learn it at the next look: probably the next piece comes before."""
         self._present.pop(limiter.slot, None)
 
     def look(self) -> None:
-        """Let pass whose turn it is."""
+        """Let pieces pass whose turn it is."""
         now = self.clock.monotonic()
         for limiter in list(self._present.values()):
             limiter.give_up(now)
@@ -315,7 +315,7 @@ class Link:
         return Entry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
 
     def _look_again(self, now: float) -> None:
-        """When somebody may pass, and before the other processes believe that nobody waits any more."""
+        """Plan the next look: when a piece may pass, and before the other processes forget this one."""
         pause_seconds, link = HOLD_SECONDS / 2, self.shares.link
         if link is not None and any(limiter.is_at_link for limiter in self._present.values()):
             delay_seconds = link.delay_seconds(now)
@@ -335,9 +335,9 @@ class Link:
 
 
 class Bandwidth:
-    """All ceilings and shares, as one process keeps them with the others that use `cells`; without, it is alone.
+    """All ceilings and shares, as one process keeps them with the others that use `cells`; without cells, alone.
 
-    What is of a slot of which nothing is said shares one number with all such, and has the weight 1.
+    Slots without settings share one number, with the weight 1.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ class Bandwidth:
             self._links[direction] = Link(of_link, clock, random.Random(cells.own))
             row += rows_of(len(self._slots))
         self.found = dict[Direction, LinkCapacity]()
-        """What the link bears, in the directions in which it is found out."""
+        """The capacity of the link, in the directions in which the gateway finds it out."""
 
         for direction, link_bucket in adjustable.items():
             shares_of_link = self._links[direction].shares
@@ -385,7 +385,7 @@ class Bandwidth:
         self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
-        """Where the slot's bytes pass; None: nothing limits them."""
+        """Return the passage of a slot's bytes; None: nothing limits them."""
         if slot not in self._slots:
             slot = _OTHER
         key = (direction, slot)
@@ -397,31 +397,31 @@ class Bandwidth:
         return self._limiters[key]
 
     def let_go(self) -> None:
-        """Others are in force: whoever waits under these passes there."""
+        """Send pieces that wait under these settings to the new ones."""
         for limiter in self._limiters.values():
             if limiter is not None:
                 limiter.let_go()
 
     def link(self, direction: Direction) -> TokenBucket | None:
-        """The bucket of the whole link; None: nothing limits it."""
+        """Return the bucket of the whole link; None: nothing limits it."""
         return self._links[direction].shares.link
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """The origin's answer has begun so long after the last byte of its request."""
+        """Note the seconds from the last byte of a request to the beginning of the origin's answer."""
         found = self.found.get(kind.direction)
         if found is not None:
             found.answered(kind, seconds)
 
     def slowed(self, direction: Direction) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
         found = self.found.get(direction)
         if found is not None:
             found.slowed()
 
     def find_capacity(self, traffic: Mapping[Direction, Traffic], late_seconds: float = 0.0) -> None:
-        """Tell the other processes what this one sees of the link, and decide for all if that is its part.
+        """Report to the other processes what this one sees of the link, and decide for all if it leads.
 
-        To be called every TICK_SECONDS where the link is to be found out; this call is late by `late_seconds`.
+        Call it every TICK_SECONDS while the gateway looks for the capacity; this call is `late_seconds` late.
         """
         if self._leadership is None:
             return
@@ -433,12 +433,12 @@ class Bandwidth:
                 found.decide(now, self._leadership)
 
     def window_bytes(self) -> int | None:
-        """How much may be on its way from the origin to each connection; None: nothing limits it."""
+        """Return the bytes that may be under way from the origin on each connection; None: nothing limits it."""
         found = self.found.get("read")
         return found.window_bytes(self._clock.monotonic()) if found is not None else None
 
     def begin_as(self, before: Bandwidth) -> None:
-        """Ceilings hold what those of `before` do. Nobody may use these yet."""
+        """Start with the levels of the ceilings of `before`. No process may use these yet."""
         now = self._clock.monotonic()
         for bucket, of_before in self._in_both(before):
             bucket.begin_as(of_before, now)
@@ -448,8 +448,8 @@ class Bandwidth:
         return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
 
     def go_on_from(self, before: Bandwidth) -> None:
-        """The settings have changed: nobody waits under `before` any more, what was taken there counts on here, and
-        what the link bears was found before."""
+        """Follow `before` after a change of settings: end its waits, count here what was taken there, and keep the
+        capacity found."""
         now = self._clock.monotonic()
         before.let_go()
         if self._is_alone:
@@ -462,7 +462,7 @@ class Bandwidth:
 
 
 _OTHER = ""
-"""Stands for the slots of which nothing is said."""
+"""Stands for the slots without settings."""
 
 
 def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
@@ -475,6 +475,6 @@ def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
 
 
 def _slots(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> list[str]:
-    """Their names, the same in all processes by their place."""
+    """Return the names of slots, in the same order in all processes."""
     named = (one.slot for group in (ceilings, shares) for one in group)
     return list(dict.fromkeys((_OTHER, *(name for name in named if name is not None))))

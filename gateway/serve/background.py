@@ -1,4 +1,4 @@
-"""The background process: the admin port, and whatever is done while nobody waits."""
+"""The background process: the admin port, and work for which no request waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _COUNT_SECONDS_MAX = 2.0
 _OPENING_SECONDS_MAX = 5.0
-"""A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
+"""Seconds after which the workers serve without a slow disk."""
 
 _log = structlog.get_logger("forebay.background")
 
@@ -125,7 +125,7 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
-        except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
+        except Exception as error:  # noqa: BLE001 - reported, and all begins anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
                 _log.warning(

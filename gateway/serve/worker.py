@@ -74,14 +74,14 @@ async def serve_s3(context: ChildContext) -> None:
 
 
 _LOOK_SECONDS = 1.0
-"""How often is looked whether somebody is still under limits of before."""
+"""Seconds between two looks whether requests remain under earlier limits."""
 
 _KNOWN_MAX = 8
-"""More than the supervisor keeps memories for."""
+"""Number of kept limits: more than the supervisor keeps memories for."""
 
 
 class _LiveCallers:
-    """What limits callers, as the settings say it now. Requests that have begun under other limits end under these."""
+    """The limits of callers in the present settings. Requests that have begun under other limits end under those."""
 
     def __init__(self, app: S3App, prepared: PreparedRequests, live: LiveSettings, stop: asyncio.Event) -> None:
         self._app = app
@@ -89,8 +89,8 @@ class _LiveCallers:
         self._live = live
         self._stop = stop
         self._known: list[tuple[object, Callers | None]] = []
-        """The ones of now last. Settings that come back find the limits under which requests of then may be still: the
-        places that these hold are counted there."""
+        """Every set of limits, the current one last. Returning settings find their earlier set, which counts the
+        requests still under it."""
         self._tended: set[Callers] = set()
         self._tending: set[asyncio.Task[None]] = set()
         self.follow()
@@ -118,8 +118,8 @@ class _LiveCallers:
         await asyncio.gather(*self._tending, return_exceptions=True)
 
     async def _tend(self, callers: Callers) -> None:
-        """Tell the other workers that this one turns, until nobody is under these limits any more; nobody waits for
-        room when the worker is told to stop."""
+        """Beat for the other workers until no request is under these limits any more, or the worker must stop; then no
+        request waits for room."""
         beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:

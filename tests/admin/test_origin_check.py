@@ -28,11 +28,11 @@ from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import SystemClock
 from gateway.core.errors import CredentialsUnavailable, OriginUnreachable
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import KeyPair, OriginRequest
 from gateway.origin.retry import SilenceBoard
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings as OriginEndpoint
-from gateway.origin.signing import KeyPair, StaticCredentials, origin_name
+from gateway.origin.signing import StaticCredentials, origin_name
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on

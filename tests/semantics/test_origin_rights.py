@@ -22,8 +22,7 @@ from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
 from gateway.operations.writeback import flush_wait
-from gateway.origin.client import OriginRequest
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
 from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from gateway.s3.error_codes import s3_error

@@ -27,7 +27,6 @@ class Interval:
 
 
 def without(intervals: Iterable[Interval], start: bytes, stop: bytes) -> list[Interval]:
-    """What is left of them when [start, stop) is not known any more."""
     left = []
     for one in intervals:
         if one.stop <= start or one.start >= stop:
@@ -72,7 +71,7 @@ def known_until(intervals: Iterable[Interval], start: bytes, is_usable: Callable
 
 
 def is_known_better(intervals: Sequence[Interval], start: bytes, stop: bytes, asked: ObservedAt) -> bool:
-    """Whether all of [start, stop) was learned after the moment `asked`."""
+    """Return True if all of [start, stop) was learned after the moment `asked`."""
 
     def is_younger(observed: ObservedAt) -> bool:
         return (observed.epoch, observed.boot) == (asked.epoch, asked.boot) and (observed.seconds > asked.seconds)
@@ -101,7 +100,7 @@ class Bound:
         return self.fresh_seconds / _MERGED_PART_OF_TTL
 
     def allows(self, observed: ObservedAt, now: ObservedAt, *, stale: bool = False) -> bool:
-        """Whether what was learned then may be told now, of the bucket that `now` is of."""
+        """Return True if knowledge from `observed` may be shown at `now`; both moments are of the same bucket."""
         if observed.epoch != now.epoch:
             return False
         limit_seconds = self.stale_seconds if stale else self.fresh_seconds
@@ -188,9 +187,7 @@ class Batch:
     merge_seconds: float
 
     def until(self, key: bytes) -> Batch:
-        """Its part before `key`."""
         return replace(self, stop=key, listed=self.listed[: bisect_left(self.listed, (key, b""))])
 
     def beginning_at(self, key: bytes) -> Batch:
-        """Its part from `key` on."""
         return replace(self, start=key, listed=self.listed[bisect_left(self.listed, (key, b"")) :])

@@ -1,6 +1,6 @@
-"""What is known of a snapshot as a whole: its name, and the manifest beside its objects; docs/on-disk-format.md.
+"""The manifest of a snapshot, which lies beside its objects; docs/on-disk-format.md.
 
-"forebay snapshot 2", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
+"forebay snapshot 2", the CRC32C of the rest in hexadecimal digits, LF, the manifest as JSON
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.core.errors import SnapshotUnusable
 from gateway.metadata.snapshots.object_file import Extent, Layout
 from gateway.policy.slots import Prefix
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 _MAGIC = "forebay snapshot"
 
 SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -1,8 +1,8 @@
 """A snapshot's objects in one file, written once in the order of their keys; docs/on-disk-format.md is the reference.
 
 A tree of nodes: leaves hold keys and records (listing/records.py), branches hold the first key of each child, and where
-it lies with its CRC32C. The manifest names the root in the same way. So whoever opens a file reads the root, whatever
-its size, and each node is verified when it is read. It is read and never mapped: a disk that fails, or a file that was
+it lies with its CRC32C. The manifest names the root in the same way. So a reader opens a file of any size by reading
+its root, and each node is verified when it is read. It is read and never mapped: a disk that fails, or a file that was
 cut, is an error and not the end of the process.
 """
 
@@ -32,7 +32,7 @@ NODE_BYTES = 4096
 """A node is written once it has so many: some forty objects."""
 
 BRANCHES_KEPT = 1024
-"""Of one file in memory, about 10 MiB: of fewer than two million objects a look-up reads one leaf."""
+"""Branches of one file in memory, about 10 MiB: below two million objects a look-up reads one leaf."""
 
 _MAGIC = b"forebay objects\n"
 _BESIDE_KEYS = b"\xff"
@@ -43,7 +43,7 @@ _HEAD = struct.Struct("<HHII")
 
 
 class Extent(NamedTuple):
-    """Where something lies in the file, and the CRC32C that it must have."""
+    """A place in the file, and the CRC32C of its bytes."""
 
     offset: int
     size_bytes: int
@@ -54,7 +54,7 @@ _EXTENT = struct.Struct("<QII")
 
 
 class Layout(NamedTuple):
-    """What must be known of a file to read it."""
+    """The extents that a reader needs to start."""
 
     size_bytes: int
     root: Extent
@@ -133,7 +133,7 @@ class ObjectFile:
         self._file.close()
 
     def record(self, key: bytes) -> bytes | None:
-        """What is kept of an object; None: there is no such object. Microseconds: it may run on the event loop."""
+        """Return an object's record; None: no such object. Takes microseconds, so it may run on the event loop."""
         return self._leaf(key).record(key)
 
     def entry(self, key: bytes, record: bytes) -> ListedEntry:
@@ -232,7 +232,7 @@ class ObjectFileWriter:
             self._append(0, key, record)
 
     def finish(self, templates: Sequence[EntryTemplate]) -> Layout:
-        """Write what is left, and the templates that records name by their numbers."""
+        """Write the remaining nodes, and the templates that records name by their numbers."""
         level = 0
         while level < len(self._levels) - 1:
             if self._levels[level]:

@@ -20,7 +20,7 @@ from gateway.writeback.journal.records import BucketCapabilities, State
 
 
 def object_document(row: PendingRow) -> dict[str, Any]:
-    """One pending object, or, with `deleted`, one that is to be deleted; null is what is not known."""
+    """Return a pending object, or a pending deletion (`deleted`); null means unknown."""
     write, turn = row.write, row.turn
     return {
         "bucket": row.key.bucket,
@@ -43,7 +43,7 @@ def object_document(row: PendingRow) -> dict[str, Any]:
 
 
 def versions_document(row: PendingRow, found: Headed) -> dict[str, Any]:
-    """This node's version and the origin's, of which null is what it does not say; `at_origin` null: it has none."""
+    """Return this node's version and the origin's. Null fields are unknown; `at_origin` null: the origin has none."""
     at, size, etag = found.moment.at - found.age_seconds, found.size_bytes, found.etag
     theirs = {"bytes": size if size >= 0 else None, "modified_at": at if isfinite(at) else None}
     return {"object": object_document(row), "at_origin": None if etag is None else theirs | {"etag": etag}}
@@ -100,10 +100,9 @@ def summary_document(
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
 ) -> dict[str, Any]:
-    """Of all slots that write back or have something here, and all of them together; and what is known of buckets.
+    """Return the figures of slots that write back or hold something here, their sums, and the buckets' capabilities.
 
-    `buffers` are the slots that write back, and how many bytes they may have here. `journal_problem` says why nothing
-    can be written down of what the origin takes, where that is so.
+    `buffers` maps slots that write back to buffer sizes. `journal_problem` is why the journal cannot record flushes.
     """
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
     documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
@@ -118,7 +117,7 @@ def summary_document(
 
 
 def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dict[str, Any]:
-    """`buffer_bytes` null: it is not written back any more."""
+    """`buffer_bytes` null: the slot no longer writes back."""
     return {
         "slot": name,
         "buffer_bytes": buffer_bytes,
@@ -132,8 +131,8 @@ def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dic
 
 
 def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str, Any]:
-    """Whether its ETags are MD5s, and what it makes of conditions on each kind of request (yes, ignored, refused,
-    unknown)."""
+    """Return whether the bucket's ETags are MD5s, and how it treats conditions on each kind of request (yes, ignored,
+    refused, unknown)."""
     known = capabilities.conditions
     conditions = {"put": known.put, "complete": known.complete, "delete": known.delete}
     return {
@@ -152,7 +151,7 @@ def flush_document(
     awaiting: Mapping[int, int],
     journal_problem: str | None = None,
 ) -> dict[str, Any]:
-    """What is left of a flush; `awaiting` are how many files manifests wait for; `journal_problem` as above."""
+    """Return the rest of a flush. `awaiting` maps ids of waiting manifests to their numbers of missing files."""
     return {
         "prefix": str(prefix),
         "is_name": isinstance(prefix, Name),
@@ -186,12 +185,12 @@ def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, An
 
 
 def to_token(*place: str | int) -> str:
-    """A place in a listing, for the request for the next page."""
+    """Return the token of a place in a listing, for the request for the next page."""
     return base64.urlsafe_b64encode(orjson.dumps(place)).decode()
 
 
 def from_token(token: str, *kinds: type) -> Sequence[Any]:
-    """The place again; ValueError for what is no token of a listing with places of these kinds."""
+    """Return the place of a token; ValueError if no listing with places of these kinds gave it."""
     try:
         place = orjson.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, orjson.JSONDecodeError):

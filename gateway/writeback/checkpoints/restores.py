@@ -1,13 +1,13 @@
-"""How far a checkpoint has been read, from what was sent of its files. Pure.
+"""How far a checkpoint has been read, from the bytes sent of its files. Pure.
 
     reading    bytes of it were sent within the last minute, or are being sent
     stalled    nothing has come for a minute, and of some files much less was read than of others of their kind
     over       nothing has come for a minute, and no file lags
 
-Files are of one kind whose keys differ in numbers only: those of ranks, or shards. What a loader does not want, an
-optimizer's state or a README, has nothing of its kind that was read, and is not waited for; nor is the second half of
-files of which nobody has read more than the first. How many read is not known: what two have read of a file counts as
-if one had read it further.
+Files whose keys differ only in numbers are of one kind: ranks, or shards. If no file of a kind was read, such as an
+optimizer's state or a README, the loader does not want it, and the restore does not wait for it; nor does it wait for
+the second half of files that no reader has read past the first. The number of readers is unknown: two partial reads of
+a file count as one longer read.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, Pass
 QUIET_SECONDS = PAUSE_SECONDS
 
 BREAK_SECONDS = 600.0
-"""What is read after so long a break is another restore."""
+"""Seconds without a read after which a read begins another restore."""
 
 SHOWN_SECONDS = 3600.0
-"""So long it is shown after the last byte."""
+"""Seconds after the last byte for which a restore is shown."""
 
 BEHIND_SHOWN_MAX = 100
 
 _LAG = 0.9
-"""A file lags of which less than this part was read of what was read of the furthest of its kind."""
+"""A file lags when its share of bytes read is below this part of the largest share of its kind."""
 
 _AGAIN = 0.5
-"""What was read by such a part, and after a minute's break again, is restored again."""
+"""A file with at least this share read both before and after a minute's break was restored twice."""
 
 _DIGITS = re.compile(r"[0-9]+")
 
@@ -75,18 +75,18 @@ class RestoreFacts:
     began_at: float
     last_at: float
     files: int
-    """Those that were begun, and those of their kinds; of these, `size_bytes`."""
+    """Files of the kinds that were begun; `size_bytes` are theirs."""
     files_begun: int
     files_behind: int
     size_bytes: int
     read_bytes: int
     behind: Sequence[Reading]
-    """The first of them."""
+    """The first BEHIND_SHOWN_MAX."""
 
 
 def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass]], now: float) -> RestoreFacts | None:
-    """The last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none, or it
-    was over an hour ago."""
+    """Return the last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none,
+    or it ended over an hour ago."""
     sized = {one.key: one for one in files if one.size_bytes > 0}
     passes = [(key, one) for key, found in read.items() if key in sized for one in found]
     latest = _of_latest(passes, {key: one.size_bytes for key, one in sized.items()}, now)
@@ -122,7 +122,7 @@ def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass
 
 def _state(behind: Sequence[Reading], *, is_recent: bool) -> RestoreState:
     if is_recent:
-        return RestoreState.READING  # files of which nothing was read may have their turn behind those before them
+        return RestoreState.READING  # files without reads may have their turn behind others
     return RestoreState.STALLED if behind else RestoreState.OVER
 
 
@@ -138,8 +138,8 @@ def _lagging(kind: Sequence[Reading]) -> list[Reading]:
 
 
 def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now: float) -> Sequence[tuple[str, Pass]]:
-    """The passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which something
-    was read again that had been read before."""
+    """Return the passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which files
+    were read again."""
     latest: list[tuple[str, Pass]] = []
     for burst in _bursts(passes, now):
         if latest:
@@ -152,7 +152,7 @@ def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now
 
 
 def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[str, Pass]]]:
-    """Passes between which there is no minute without any, the latest first."""
+    """Return the passes in groups that no minute without reads divides, the latest group first."""
     bursts: list[list[tuple[str, Pass]]] = []
     began_at = 0.0
     for key, one in sorted(passes, key=lambda found: now if found[1].open else found[1].last_at, reverse=True):

@@ -1,10 +1,9 @@
-"""Takes every write to its end: looks at what is due, lets state.py say what to do, and does it.
+"""Takes every write to its end: looks at what is due, asks state.py what to do, and does it.
 
-Only one process of a gateway does this. A write is looked at when it is due (`due_at`), by a task of its own, which
-ends when there is nothing to be done for now: what has failed, or waits, takes no place. Nothing is given up because it
-failed.
+Only one process of a gateway does this. When a write is due (`due_at`), a task of its own looks at it, and ends when
+nothing can be done for now: writes that failed, or wait, take no place. No failure makes it give a write up.
 
-How many are on their way at once, and to an origin that does not do its work, says lanes.py.
+lanes.py decides how many are under way at once, and how often an origin that is not working is tried.
 """
 
 from __future__ import annotations
@@ -105,24 +104,24 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 
 AGAIN_SECONDS = 60.0
-"""So often, and when the clock was set, due times are set right that it has written before."""
+"""Seconds between two corrections of due times. The reconciler also corrects them when the clock is set."""
 
 AHEAD_AGAIN_SECONDS = 1.0
-"""The same where something is due later than it can be: other processes write down what they have read before the clock
-was set, and between two looks it may be set and set back."""
+"""The pause while a due time is later than any can be: other processes write times that they read before the clock was
+set, and between two looks it may be set and set back."""
 
 REFUSED_AGAIN_SECONDS = 600.0
-"""What the origin has refused for good is tried so seldom, unless somebody asks for it. A bucket may be made again."""
+"""Seconds between attempts after a permanent refusal, unless a person asks for one. A bucket may be made again."""
 
 NO_BUCKET_AGAIN_SECONDS = 60.0
 
 UNSENT_AT_ONCE = 32
-"""Parts of an open upload that a task takes up."""
+"""Parts of an open upload that a task takes at once."""
 
 _NEIGHBOURS = 128
-"""Due at about the same time, more than fail in a row (`AWAY_AFTER_AMONG_OTHERS`). What has failed once only is among
-those that have been due for the shortest time, for what has failed often sleeps long: so it is soon found among however
-many that the origin does not serve."""
+"""Writes due at about the same time, more than fail in a row (`AWAY_AFTER_AMONG_OTHERS`). A write that has failed only
+once was due lately, as those that failed often sleep long: so it is soon found among many that the origin does not
+serve."""
 
 _OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
 _UNEXPECTED_PAUSE_SECONDS = 5.0
@@ -131,60 +130,60 @@ _log = structlog.get_logger("forebay.writeback")
 
 
 class Publication(Protocol):
-    """Who must know of an object before it is pending no more."""
+    """Learns of an object before its write stops being pending."""
 
     async def publish(self, write: Write, etag: str | None) -> None:
-        """The origin has it as this version (None: the key is deleted); its files are still there.
+        """Publish the origin's version (None: the key is deleted); the write's files are still there.
 
-        Called at least once: a process that is killed behind it is followed by another, which publishes again.
+        Called at least once: after a kill, the next process publishes again.
         """
 
 
 class FlushObserver(Protocol):
-    """What happens to writes, for metrics and logs."""
+    """Learns what happens to writes, for metrics and logs."""
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        """The origin has it as this version (None: the key is deleted), and nothing is pending of it any more. The
-        attempt that succeeded has taken so long."""
+        """Report a write that the origin has as this version (None: the key is deleted), and that is no longer pending.
+        The attempt that succeeded took `attempt_seconds`."""
 
     def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        """It failed, and is tried again."""
+        """Report a write that failed and will be tried again."""
 
     def goes_on(self, write: Write) -> None:
-        """The origin has taken something of it, after it had failed."""
+        """Report a write that makes progress at the origin after failures."""
 
     def conflict(self, write: Write, reason: str) -> None:
-        """It is kept, until somebody decides."""
+        """Report a write that is kept until a person decides."""
 
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
-        """What lies here is not what was acknowledged: kept, and not sent."""
+        """Report a write with damaged bytes: kept, and not sent."""
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
-        """Something failed on this node, and is tried again."""
+        """Report a failure on this node; the write will be tried again."""
 
     def expired(self, write: Write, reason: str) -> None:
-        """An open upload has ended, which nobody had completed."""
+        """Report an open upload that ended without completion."""
 
     def not_understood(self, write: Write, reason: str) -> None:
-        """What a manifest names is not known: it goes in the order of arrival."""
+        """Report a manifest that is not understood: it goes in the order of arrival."""
 
     def awaits_files(self, write: Write, reason: str) -> None:
-        """A manifest waits until all that it names is at the origin."""
+        """Report a manifest that waits until the origin has all that it names."""
 
 
 class Superseded(Exception):
-    """The write is over, or another than it was: whoever has changed it has had it be looked at again."""
+    """The write has ended or changed: the process that changed it has made it due again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """What a slot says about its writes. Of `manifests`, by the last part of their key, the files are waited for."""
+    """A slot's rules for its writes. Manifests that match `manifests` wait for the files that they name."""
 
     key_prefix: str = ""
     upload_expiry_seconds: float = 86_400.0
     manifests: tuple[str, ...] = ()
     is_scratch: bool = False
-    """What is written to it stays here."""
+    """Writes to the slot stay here."""
 
 
 def order_of(slot: Slot) -> SlotOrder:
@@ -194,7 +193,7 @@ def order_of(slot: Slot) -> SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class FlushDependencies:
-    """What all writes share. `slots` are those that are known, by name."""
+    """The dependencies of all writes. `slots` are the known ones, by name."""
 
     journal: Journal
     requests: Requests
@@ -203,7 +202,7 @@ class FlushDependencies:
     clock: Clock
     slots: dict[str, SlotOrder] = field(default_factory=dict)
     probed: set[ObjectKey] = field(default_factory=set)
-    """Keys of probes, and of what they have left, that somebody has in hand."""
+    """Keys of probes, or of their remains, that a task is working on."""
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
 
     def slot(self, name: str) -> SlotOrder:
@@ -212,15 +211,15 @@ class FlushDependencies:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What is under way to the origin now. `longest_seconds` is the time since the first of it began, None: nothing is;
-    `is_away` says that an origin has not carried out several requests in a row."""
+    """Requests under way to the origin now. `longest_seconds` counts from the start of the first, None: there is none;
+    `is_away`: an origin has failed several requests in a row."""
 
     longest_seconds: float | None = None
     is_away: bool = False
 
 
 class Reconciler:
-    """Of one buffer."""
+    """The reconciler of one buffer."""
 
     def __init__(self, tools: FlushDependencies, dice: random.Random | None = None) -> None:
         self._tools = tools
@@ -238,8 +237,8 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins again that were away. What has failed under a prefix is due (`JournalTransaction.try_now`), and
-        what fails at this moment soon."""
+        """Ask origins that were away again. Failed writes under a prefix are due (`JournalTransaction.try_now`), and
+        those that fail at this moment will be soon."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
@@ -254,7 +253,6 @@ class Reconciler:
 
     @property
     def requests(self) -> Requests:
-        """How it reaches the origin."""
         return self._tools.requests
 
     def attempts(self, prefix: Prefix) -> Attempts:
@@ -265,31 +263,31 @@ class Reconciler:
         return Attempts(now - min(began) if began else None, is_away)
 
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """The manifests that wait for what they name, of the keys that are asked about: by the ids of their writes, how
-        much is missing."""
+        """Return the manifests that wait for files, among the covered keys: ids of their writes → numbers of missing
+        files."""
         found = self._tools.manifests.waiting(covers)
         living = self._journal.read(lambda tx: tx.living(list(found))) if found else set()
         self._tools.manifests.forget(found.keys() - living)
         return {one: missing for one, missing in found.items() if one in living}
 
     async def run(self) -> None:
-        """For ever. A journal that cannot be used now is asked again."""
+        """Reconcile until cancelled. While the journal cannot be used, try again."""
         tidying = asyncio.create_task(self._gc.run())
         try:
             with suppress(BufferUnavailable):
                 await self._journal.change(lambda tx: tx.begin_epoch(self._clock.now()))
             async with self._notifier.watching():
                 while True:
-                    with suppress(BufferUnavailable):  # whoever writes to it learns of it
+                    with suppress(BufferUnavailable):  # the journal's writers report it
                         await self._set_right()
-                        if not self._journal.has_failed:  # else nothing can be noted of what the origin is sent
+                        if not self._journal.has_failed:  # else results could not be recorded
                             self._journal.read(self.look)
                     await self._notifier.wait()
         finally:
             await self._stop(tidying)
 
     def look(self, tx: JournalView) -> None:
-        """Begin what is due, and end what is over."""
+        """Start tasks for what is due, and cancel those of writes that have ended."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
@@ -309,7 +307,7 @@ class Reconciler:
                     self._start_due(tx, name, lane, priority, now, room)
 
     async def drain(self) -> None:
-        """Carry out what is under way now, and nothing else."""
+        """Finish the running tasks, and start no others."""
         while self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
@@ -325,8 +323,8 @@ class Reconciler:
     def _chosen(
         self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
-        """What has waited longest; where that may be what fails, something from behind it as well, or instead: of its
-        neighbours there what has failed least often."""
+        """Choose what has waited longest. If that may fail, also take, or take instead, a later write: of some
+        neighbours the one with the fewest failures."""
         count_max = room + len(self._tasks) + 1
         found = [one for one in tx.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
@@ -392,14 +390,14 @@ class Reconciler:
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
         with suppress(BufferUnavailable):
-            if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with it
+            if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with the write
                 await self._journal.change(lambda tx: tx.quarantine(due.id, reason))
                 self._tools.observer.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
 
     async def _conditions(self, write: Write) -> Conditions:
-        """What is known of the bucket; found out before the first of its writes, and again while others go on."""
+        """Return the known conditions of a bucket; probe it before its first write, and again while others go on."""
         bucket = write.key.bucket
         capabilities = self._journal.read(lambda tx: tx.capabilities(bucket))
         if capabilities is None or not write.is_acknowledged:
@@ -424,7 +422,7 @@ class Reconciler:
         node, _ = self._journal.read(lambda tx: tx.node())
         key = probe_key(bucket, self._tools.slot(slot).key_prefix, node)
         if key in self._tools.probed:
-            return capabilities.conditions  # what one has left is just being cleared away
+            return capabilities.conditions  # the remains of a probe are just being removed
         self._tools.probed.add(key)
         try:
             found = await self._probed(key, slot)
@@ -432,7 +430,7 @@ class Reconciler:
             self._tools.probed.discard(key)
         if found is None:
             return capabilities.conditions
-        found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
+        found = replace(found, learned_at=self._clock.now())  # the clock may have been set meanwhile
         await self._journal.change(lambda tx: tx.learn_conditions(bucket, found))
         _log.info(
             "Forebay has found out which conditions a bucket honours",
@@ -444,7 +442,7 @@ class Reconciler:
         return found
 
     async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
-        """Written down before: what a probe leaves that is killed is cleared away. One row for all that fail."""
+        """Enter the probe first, so that the remains of a killed one are removed. All failed ones share a row."""
         rows = self._journal.read(lambda tx: tx.asked(key))
         asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
         row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.ask(key, slot, asked))
@@ -452,10 +450,10 @@ class Reconciler:
         try:
             found = await probe.run(self._clock.now())
         finally:
-            with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
+            with suppress(BufferUnavailable):  # the next start marks it instead
                 if probe.has_left or (found is None and probe.has_asked):
                     await self._journal.change(lambda tx: tx.mark_in_doubt(row_id, Moment.of(self._clock)))
-                elif not rows:  # else an earlier one may have left something
+                elif not rows:  # else an earlier probe may have left something
                     await self._journal.change(lambda tx: tx.forget(row_id))
         return found
 
@@ -467,7 +465,7 @@ class Reconciler:
 
 
 class _Run:
-    """One write, from when it was due until there is nothing to be done about it for now."""
+    """One write, from its due time until nothing can be done about it for now."""
 
     def __init__(
         self,
@@ -493,11 +491,11 @@ class _Run:
         self._under_way: set[asyncio.Task[Event]] = set()
         self._is_marked = progress.write.state is State.PUBLISHING
         self.is_ending = False
-        """It may have written down itself that the write is over, and is about to tell."""
+        """It may have recorded the end of the write itself, and is about to report it."""
         self.is_awaited = False
-        """Somebody wants to know now: when this fails, it is tried again after the shortest pause."""
+        """A person waits: after a failure, retry after the shortest pause."""
         self.is_urgent = turn.priority is Priority.URGENT
-        """A request waits for it, by the journal: it takes bandwidth before what nobody waits for."""
+        """A request waits for it, by the journal: it takes bandwidth before other writes."""
 
     @property
     def write(self) -> Write:
@@ -511,12 +509,12 @@ class _Run:
         self._lane.hurry_parts()
 
     async def run(self) -> End | None:
-        """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Superseded."""
+        """Carry the write on; return the last instruction. BufferDamaged, BufferUnavailable, Superseded."""
         try:
             end = await self._start(self._progress.begin())
             while self._under_way or not self._events.empty():
                 event = (await self._events.get()).result()
-                if end is None:  # else it is of a part, and written down
+                if end is None:  # else it is an event of a part, and recorded
                     end = await self._start(self._progress.after(event))
             if end is not None:
                 self.is_ending = True
@@ -545,7 +543,7 @@ class _Run:
         self._under_way.discard(task)
         self._events.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # of several that fail the first is raised, and asyncio would complain of the others
+            task.exception()  # retrieved: of several failures the first is raised, and asyncio would report the others
 
     async def _stop(self) -> None:
         left = list(self._under_way)
@@ -614,7 +612,7 @@ class _Run:
         return replace(event, state=now.state)
 
     async def _when_marked(self, write: Write, send: Callable[[], Awaitable[Event]]) -> Event:
-        """From here on the origin may have it: it is over before anything that was acknowledged later begins."""
+        """Mark the write as publishing, then send: the origin may have it from here on, so later writes must wait."""
         if not self._is_marked:
             marked = replace(write, state=State.PUBLISHING)
             if not await self._journal.change(lambda tx: tx.change(marked, State.COMMITTED)):
@@ -727,7 +725,7 @@ class _Run:
         self._notifier.notify_at(self._clock.monotonic() + seconds)
 
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
-        """It has not failed: `attempts` stays 0, and so it is nothing that an operator is alarmed about."""
+        """Wait without a failure: `attempts` stays 0, so that operators see no alarm."""
         longest = AWAITED_PAUSE_SECONDS if self.is_hurried else math.inf
         pause_seconds = self._tools.manifests.awaits(write, wait.reason, self._tools.observer)
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
@@ -763,8 +761,8 @@ def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
 
 
 async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:
-    """A write with the parts that matter: of an open upload, the next ones that the origin lacks. BufferDamaged where
-    parts are missing: the write is over by now, or damaged."""
+    """Return a write with the parts that matter: of an open upload, the next that the origin lacks. BufferDamaged when
+    parts are missing: the write has ended, or is damaged."""
 
     def look(tx: JournalView) -> tuple[Write, Turn] | None:
         write, turn = tx.write(write_id, with_parts=False), tx.turn(write_id)
@@ -778,7 +776,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
         return found
     write, turn = found
     parts = await journal.parts(write_id)
-    if not write.is_acknowledged:  # its client may have sent others
+    if not write.is_acknowledged:  # its client may have sent other parts
         numbers = {number for run in write.runs for number in range(run.first, run.first + run.length)}
         parts = [part for part in parts if part.number in numbers]
     if len(parts) != write.parts_count:
@@ -797,7 +795,7 @@ def _answer(tx: JournalTransaction, write: Write, answer: Answer) -> None:
 
 
 def _is_asked_for(tx: JournalView, write: Write) -> bool:
-    """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
+    """Return whether the client has not yet completed the upload with other parts, which this answer is not about."""
     now = tx.write(write.id, with_parts=False)
     return now is not None and now.completed_of == write.completed_of
 
@@ -815,7 +813,7 @@ def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> Non
 
 
 def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
-    """Probed again, but not each time: others may be quick to change a key, and to change it back."""
+    """Make a probe due, but not each time: others may quickly change a key, and change it back."""
     capabilities = tx.capabilities(bucket)
     if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:
         due = replace(capabilities.conditions, learned_at=now - LEARNED_AGAIN_SECONDS)
@@ -827,7 +825,7 @@ def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -
     capabilities = tx.capabilities(write.key.bucket)
     is_surprise = settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and not write.is_etag_local
     if is_surprise and capabilities is not None:
-        # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
+        # Writes go through from now on. A PutObject tells nothing about ETags of objects of parts.
         multipart_etags = capabilities.multipart_etags and not write.multipart
         told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
         tx.learn(write.key.bucket, told)

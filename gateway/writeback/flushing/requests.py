@@ -1,8 +1,7 @@
-"""The instructions of state.py as requests to the origin, and its answers as events.
+"""Carries out the instructions of state.py as requests to the origin, and returns its answers as events.
 
-Bytes are verified on their way out: a chunk that is not what was acknowledged is BufferDamaged, and leaves the origin
-with an unfinished request, never with a wrong object. `Content-MD5` goes with every body, so that the origin checks the
-rest of the way.
+Bytes are verified on their way out: a damaged chunk raises BufferDamaged, and leaves the origin with an unfinished
+request, never with a wrong object. Every body has a `Content-MD5`, so that the origin checks the rest of the way.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ ANSWER_SIZE_BYTES_MAX = 64 * 1024
 _NOT_IMPLEMENTED = "NotImplemented"
 
 WORDS_MAX = 300
-"""Characters of what an origin says of its refusal."""
+"""Characters of an origin's message about a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenUpload:
-    """Of the origin. `age_seconds` is the time since it was begun."""
+    """An open upload at the origin. `age_seconds` counts from its beginning."""
 
     upload_id: str
     age_seconds: float
@@ -61,8 +60,8 @@ class OpenUpload:
 
 @dataclass(frozen=True, slots=True)
 class OpenUploads:
-    """Of one key; whether their ages are told by the origin's own clock, or by ours. They were so old at some time
-    between the question and the answer."""
+    """The open uploads of one key. `are_ages_told`: their ages are by the origin's own clock, else by ours. They had
+    these ages at some time between the question and the answer."""
 
     uploads: Sequence[OpenUpload]
     are_ages_told: bool
@@ -85,11 +84,10 @@ class Requests:
 
     @property
     def threads(self) -> BufferThreads:
-        """On which files are read."""
         return self._threads
 
     async def content(self, write: Write, size_bytes_max: int) -> bytes | None:
-        """All bytes of an object; None where there are more, or the origin alone has some. BufferDamaged."""
+        """Return all bytes of an object; None if it is longer, or only the origin has some of them. BufferDamaged."""
         if write.size_bytes > size_bytes_max or not all(part.file.is_here for part in write.parts):
             return None
         content = bytearray()
@@ -106,14 +104,13 @@ class Requests:
         return await _event(self._head(write))
 
     async def begin(self, write: Write) -> str | Refused | Lost:
-        """Open an upload with all that Create fixed: its id."""
+        """Open an upload with all that Create fixed; return its id."""
         try:
             return await self._begin(write)
         except (OriginUnreachable, OriginBodyError, OSError) as error:
             return Lost(str(error), kind_of_error(error))
 
     async def send_part(self, write: Write, send: SendPart) -> Event:
-        """Send one part."""
         event = await _event(self._send_part(write, send))
         if isinstance(event, Lost):
             return PartFailed(send.origin_upload_id, send.part.number, event.reason, kind=event.kind)
@@ -122,14 +119,14 @@ class Requests:
         return event
 
     async def finish(self, write: Write, finish: Finish) -> Event:
-        """Make it visible, if the key is as expected."""
+        """Make the object visible, if the key is as expected."""
         conditions: dict[str, str] = {}
         if finish.is_conditional:
             conditions = {"if-none-match": "*"} if finish.expected is None else {"if-match": quote(finish.expected)}
         return await _event((self._complete if write.multipart else self._put)(write, conditions))
 
     async def complete(self, write: Write) -> Event:
-        """CompleteMultipartUpload under its client's own conditions (`if-match`, `if-none-match`)."""
+        """Complete an upload under its client's own conditions (`if-match`, `if-none-match`)."""
         return await _event(self._complete(write, write.conditions))
 
     async def delete(self, write: Write, delete: Delete) -> Event:
@@ -138,7 +135,7 @@ class Requests:
         return await _event(self._delete(write, conditions))
 
     async def compare(self, write: Write, etag: str) -> Event:
-        """Whether the origin has our bytes as this version: read back, and compared part by part by their MD5s."""
+        """Read the origin's version back, and compare it with our bytes, part by part, by their MD5s."""
         return await _event(self._compare(write, etag))
 
     async def find(self, write: Write) -> Event:
@@ -148,7 +145,7 @@ class Requests:
         return await _event(self._abort(write))
 
     async def first_key(self, bucket: str, prefix: str) -> str | None:
-        """The first key that begins so, in S3's order; None also where the origin does not say."""
+        """Return the first key with this prefix in S3's order; None also if the origin does not say."""
         query = [("list-type", "2"), ("prefix", prefix), ("max-keys", "1")]
         try:
             request = OriginRequest("GET", bucket, None, query, purpose=Purpose.FLUSH)
@@ -176,14 +173,14 @@ class Requests:
             found += [OpenUpload(one.upload_id, now - one.initiated) for one in page.uploads if one.key == key.key]
             if page.following == following:
                 raise OriginBodyError("the origin's pages of uploads do not lead on")
-            # In the order of keys: those that the key is only the beginning of come behind it.
+            # In the order of keys: longer keys that begin with this one come behind it.
             following = None if any(one.key != key.key for one in page.uploads) else page.following
         return OpenUploads(found, told is not None, asked, Moment.of(self._clock))
 
     async def _page_of_uploads(
         self, key: ObjectKey, following: tuple[str, str]
     ) -> tuple[UploadsPage, float | None] | Refused | Lost:
-        """A page, and the time by the origin's clock."""
+        """Return a page, and the time by the origin's clock."""
         markers = zip(("key-marker", "upload-id-marker"), following, strict=True)
         query = [("uploads", ""), ("prefix", key.key), ("encoding-type", "url"), *(one for one in markers if one[1])]
         request = OriginRequest("GET", key.bucket, None, query, purpose=Purpose.FLUSH)
@@ -208,7 +205,7 @@ class Requests:
         return Headed(None, moment=asked)
 
     async def _is_bucket_gone(self, bucket: str) -> bool:
-        """A HEAD of a key does not tell that from an object that somebody has deleted: it has no document."""
+        """Ask for the bucket itself: a HEAD of a key has no document to tell a missing bucket from a missing object."""
         request = OriginRequest("HEAD", bucket, None, purpose=Purpose.FLUSH)
         async with await self._origin.send(request) as response:
             return response.status == 404
@@ -234,7 +231,7 @@ class Requests:
         part = write.parts[0]
         headers = {**write.spec.headers, **_of_body(part.file, part.checksums), **conditions}
         request = _request("PUT", write, (), headers, await self._body(part.file))
-        async with await self._origin.send(replace(request, sent_once=True)) as response:  # who asks again looks again
+        async with await self._origin.send(replace(request, sent_once=True)) as response:  # the caller looks first
             if response.status != 200:
                 return await _failure(response)
             return Finished(response.headers.get("etag") or None)
@@ -243,7 +240,7 @@ class Requests:
         document = await in_steps(_completion(write))
         headers = {**conditions, "content-type": "application/xml"}
         query = [("uploadId", write.origin_upload_id or "")]
-        body = StreamedBody(_once(document), len(document))  # once: a repeated Complete is answered NoSuchUpload
+        body = StreamedBody(_once(document), len(document))  # once: a second Complete is answered NoSuchUpload
         async with await self._origin.send(_request("POST", write, query, headers, body)) as response:
             if response.status != 200:
                 return await _failure(response)
@@ -311,8 +308,8 @@ def _request(
 
 
 def _headed(response: OriginResponse, asked: Moment, answered: Moment) -> Headed:
-    """Ages are told by the origin's own clock, where its answer tells the time (RFC 9110, 6.6.1): that it has looked at
-    while the question and the answer were on their way, which may take seconds."""
+    """Take ages by the origin's own clock, if its answer has the time (RFC 9110, 6.6.1). The origin read that clock
+    while question and answer were on their way, which may take seconds."""
     written = parse_http_date(response.headers.get("last-modified", ""))
     told = parse_http_date(response.headers.get("date", ""))
     age_seconds = -math.inf if written is None else (asked.at if told is None else told) - written
@@ -345,13 +342,13 @@ async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:
 
 
 def _is_absence_expected(write: Write) -> bool:
-    """Whether it makes no difference why nothing lies under the key: then what is sent next is refused, or not."""
+    """Return whether it does not matter why nothing lies under the key: the next request is refused, or not."""
     expected = write.expected
     return write.state is State.COMMITTED and not write.deleted and (expected.absent or not expected.known)
 
 
 def _completion(write: Write) -> Steps[bytes]:
-    """The document that says which parts the object is made of."""
+    """Build the document that names the object's parts."""
 
     def completed(part: Part) -> CompletedPart:
         return CompletedPart(part.number, part.origin_etag or part.file.etag, _declared_checksums(write, part))
@@ -360,9 +357,8 @@ def _completion(write: Write) -> Steps[bytes]:
 
 
 def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:
-    """What the origin is told of a part: S3 refuses a checksum that Create has not announced ("Checksum Type mismatch
-    occurred, expected checksum Type: null"). Our MD5 goes with it in any case.
-    """
+    """Return the checksums to send with a part: S3 refuses one that Create has not announced ("Checksum Type mismatch
+    occurred, expected checksum Type: null"). Our MD5 goes with it in any case."""
     algorithm = write.spec.headers.get("x-amz-checksum-algorithm", "").lower()
     return {name: value for name, value in part.checksums.items() if name == algorithm}
 
@@ -388,9 +384,8 @@ async def _failure(response: OriginResponse) -> Refused | Lost:
 
 
 def _refusal(status: int, code: str, document: bytes = b"") -> Refused | Lost:
-    """A 5xx leaves open what has been done, and so does an error that comes behind a 200; what an origin has not
-    implemented it has not done.
-    """
+    """Return what an error means: a 5xx, or an error that follows a 200, leaves open what was done; NotImplemented
+    means that nothing was."""
     kind = kind_of_answer(status, code, document)
     words = (text_of(document, "Message") or "")[:WORDS_MAX]
     if code == _NOT_IMPLEMENTED:

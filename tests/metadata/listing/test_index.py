@@ -179,28 +179,6 @@ def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, har
     play(tmp_path / "c", starts_anew)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_catalog_of_a_format_before_is_taken_over(tmp_path: Path, number: int) -> None:
-    """It is dropped: the version that wrote it, run in between, leaves no dirty keys."""
-
-    async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a"))
-
-    async def starts_anew(one: Bench) -> None:
-        assert one.keys() is None
-        await one.learn(entry(b"b"))
-        assert one.keys() == [b"b"]
-
-    directory = tmp_path / "c"
-    play(directory, learn)
-    (directory / "FORMAT").write_bytes(b"forebay catalog %d\n" % number)
-    play(directory, starts_anew)
-    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 3\n"
-
-
-# --- own writes -------------------------------------------------------------------------------------------------------
-
-
 def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) -> None:
     """From before the write on; the truth is then kept."""
 

@@ -146,7 +146,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda path: (path / "MANIFEST").unlink(), "no manifest"),
     "empty manifest": (lambda path: (path / "MANIFEST").write_bytes(b""), "damaged"),
     "newer": (lambda path: (path / "MANIFEST").write_bytes(b"forebay snapshot 3 00000000\nwhatever"), "format '3'"),
-    "older": (lambda path: (path / "MANIFEST").write_bytes(b"forebay snapshot 1 00000000\nwhatever"), "format '1'"),
+    "older": (lambda path: (path / "MANIFEST").write_bytes(b"forebay snapshot 0 00000000\nwhatever"), "format '0'"),
     "renamed": (lambda path: path.rename(path.with_name("v2")), "renamed"),
 }
 

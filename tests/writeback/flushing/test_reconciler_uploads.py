@@ -15,8 +15,7 @@ from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.link_traffic import AnswerKind
-from gateway.origin.s3 import Attempt
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
