@@ -20,7 +20,7 @@ from gateway.config import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_reading import Reading, by_labels
+from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 RATE_SECONDS = 1.0
 """Rates are those of so long a time: an answer takes as long."""
@@ -54,8 +54,8 @@ class _Sample:
         return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
 
 
-def _sample(read: Path | Reading) -> _Sample:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _sample(read: Path | MetricReading) -> _Sample:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     [moved] = by_labels(read, ("direction", "slot"), metrics.ORIGIN_BYTES)
     [waited] = by_labels(read, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
     counted = by_labels(read, ("slot",), *_THROTTLING.values())
@@ -130,7 +130,7 @@ class SlotsApi:
         held = await asyncio.to_thread(_held, self._directory)
         return json_answer(self._documents(held, await self._writeback.summary(), before, now))
 
-    def since_last(self, reading: Reading, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    def since_last(self, reading: MetricReading, summary: Mapping[str, Any] | None) -> dict[str, Any]:
         """The same at once: rates are those since it was called last. `summary`: of what is unflushed."""
         now = _sample(reading)
         before, self._last = self._last or now, now
@@ -207,8 +207,8 @@ class _Link:
         return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
 
 
-def _held(read: Path | Reading) -> dict[str, dict[str, float]]:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _held(read: Path | MetricReading) -> dict[str, dict[str, float]]:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     of_slot = {
         "used": metrics.CACHE_USAGE_BYTES,
         "reserved": metrics.CACHE_RESERVED_BYTES,

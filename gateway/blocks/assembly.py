@@ -51,7 +51,7 @@ def assemble(
     fetchers = Fetchers(
         SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
         LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
-        settings.packed_bytes_max,
+        settings.small_object_bytes_max,
         blocks,
         locks,
         watcher,

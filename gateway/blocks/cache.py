@@ -59,7 +59,7 @@ class BlockCache:
         self._opened = parts.opened
         self._rebuilding = asyncio.Lock()
         self._maintenance = Maintenance(parts.tools)
-        self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
+        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
@@ -231,7 +231,7 @@ class BlockCache:
         """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
         prefix, and the reason for each that has none."""
         pins = self._tools.directory.pins
-        numbers, refused, is_any_gone = await self._tools.threads.index(pins.follow, prefixes)
+        numbers, refused, is_any_gone = await self._tools.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
@@ -301,14 +301,14 @@ class BlockCache:
         await self._account()
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         """Make this process follow the current slots of `BlockSettings` and this capacity."""
         tools, settings = self._tools, self._tools.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         tools.directory.configured_capacity = capacity
         try:
-            await tools.threads.index_later(tools.directory.index.follow, capacity)
+            await tools.threads.index_later(tools.directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
             tools.isolation.note(error)
 

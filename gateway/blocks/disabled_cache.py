@@ -49,7 +49,7 @@ class ClosedCache:
             raise
         return OriginReader(get, byte_range, slot, self._observer)
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         """Do nothing: there is no capacity and no slot to follow."""
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:

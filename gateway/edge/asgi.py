@@ -38,7 +38,7 @@ from gateway.operations.context import (
     Answer,
     AppContext,
     CacheLabel,
-    RequestBody,
+    ClientBody,
     RequestContext,
     Response,
     Sink,
@@ -65,7 +65,7 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
-class CountedBody(RequestBody, Protocol):
+class CountedBody(ClientBody, Protocol):
     """A request body that knows how much of it was read."""
 
     @property

@@ -20,7 +20,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
-    Entry,
+    CatalogEntry,
     Freshness,
     InDoubtWrites,
     InvalidationEpochs,
@@ -95,7 +95,7 @@ class _UntilThen:
         return self._clock.monotonic() < self._until and self._record.holds()
 
 
-class Known(NamedTuple):
+class CatalogHit(NamedTuple):
     """The catalog's knowledge of an object. `head` None: it does not exist. `age_seconds` None: the age is unknown."""
 
     head: ObjectHead | None
@@ -271,7 +271,7 @@ class Catalog:
         self._habits[bucket] = now, self._clock.monotonic() + seconds
         version = habits_version(bucket)
         head = ObjectHead(version, pack_habits(now), None)
-        self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
+        self._writer.add(CatalogUpdate(version.key, CatalogEntry(self.now(version.key), head), of_version=True))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)
@@ -369,7 +369,7 @@ class Catalog:
         entry = self._store.last(key) if self._store is not None else None
         return entry.head if entry is not None else None
 
-    def explain(self, key: ObjectKey, slot: Slot) -> Known | None:
+    def explain(self, key: ObjectKey, slot: Slot) -> CatalogHit | None:
         """Return the catalog's knowledge of an object and how far its slot believes it; None if unknown."""
         entry = self._lookup(key)
         if entry is None:
@@ -378,7 +378,7 @@ class Catalog:
         age_seconds = now - observed.seconds if observed.boot == self._boot and now >= observed.seconds else None
         state = self._freshness(entry, slot)
         is_listed = state is not Freshness.FRESH and self._is_confirmed(key, entry, slot)
-        return Known(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
+        return CatalogHit(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
         """Return the head of one version, current or not. It never changes, so its age does not matter."""
@@ -389,7 +389,7 @@ class Catalog:
 
     def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
         """Keep the head of a version that was requested by its ETag."""
-        entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
+        entry = CatalogEntry(self.now(head.version.key), head, with_checksums=with_checksums)
         self._writer.add(CatalogUpdate(head.version.key, entry, of_version=True))
 
     def now(self, key: ObjectKey) -> ObservedAt:
@@ -405,7 +405,7 @@ class Catalog:
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
-            self._writer.add(CatalogUpdate(key, Entry(asked, named=named)))
+            self._writer.add(CatalogUpdate(key, CatalogEntry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
@@ -453,16 +453,16 @@ class Catalog:
         self._epochs.void(self._epochs.left_behind)
         self._epochs.end_write(self._epochs.left_behind)
 
-    def _lookup(self, key: ObjectKey) -> Entry | None:
+    def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
         return self._store.lookup(key) if self._store is not None else None
 
-    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
+    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
         entry = self._store.lookup(key) if self._store is not None else None
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry
 
-    def _is_confirmed(self, key: ObjectKey, entry: Entry, slot: Slot) -> bool:
+    def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""
         if entry.head is None or not entry.settled:
             return False
@@ -470,7 +470,7 @@ class Catalog:
         listed = self.listing.entry(key.bucket, key.key, bound) if bound is not None else None
         return listed is not None and is_confirmed(entry.head, listed)
 
-    def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
+    def _freshness(self, entry: CatalogEntry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], purpose: Purpose) -> ObjectHead:
@@ -486,8 +486,8 @@ class Catalog:
         return head
 
 
-def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entry:
-    return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
+def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> CatalogEntry:
+    return CatalogEntry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
 def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
@@ -513,7 +513,7 @@ def is_plainly_asked(headers: Mapping[str, str]) -> bool:
     return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
 
 
-def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectHead:
+def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
     if entry.head is None:
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)

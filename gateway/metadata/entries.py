@@ -207,7 +207,7 @@ class ObservedAt:
 
 
 @immutable
-class Entry:
+class CatalogEntry:
     """The catalog's record of a key.
 
     `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
@@ -222,7 +222,7 @@ class Entry:
     settled: bool = False
 
 
-def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
+def pack(key: bytes, entry: CatalogEntry) -> tuple[bytes, bytes]:
     """The record, and the extra record, empty where the object has nothing out of the ordinary.
 
     The checksum covers the key and both: a record that is damaged, or lies under another key, is none.
@@ -271,7 +271,7 @@ def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
     return not etag or known == plain_etag(etag)
 
 
-def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> CatalogEntry | None:
     """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
@@ -280,7 +280,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         return None
     observed = ObservedAt(epoch, seconds, boot, (first, second))
     if flags & _ABSENT:
-        return Entry(observed, named=bool(flags & _NAMED))
+        return CatalogEntry(observed, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
     headers = {"etag": etag} if etag else {}
     headers["content-length"] = str(size_bytes)
@@ -291,7 +291,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
+    return CatalogEntry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:
@@ -315,7 +315,7 @@ class Freshness(Enum):
     USELESS = "useless"
 
 
-def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
+def freshness(entry: CatalogEntry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
     """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
 
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live

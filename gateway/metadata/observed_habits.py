@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.metadata.entries import Entry
+from gateway.metadata.entries import CatalogEntry
 from gateway.s3.origin_habits import OriginHabits
 
 
@@ -66,7 +66,7 @@ def pack_habits(habits: OriginHabits) -> dict[str, str]:
     return {**packed, _SHARED: "\t".join(sorted(habits.shared_etags))}
 
 
-def unpack_habits(entry: Entry, boot: int, now_seconds: float) -> OriginHabits:
+def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginHabits:
     """Return the habits that are still valid at `now_seconds` of the boot of that number."""
     told: Mapping[str, str] = entry.head.headers if entry.head is not None else {}
     observed = entry.observed_at

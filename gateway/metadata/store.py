@@ -37,7 +37,7 @@ from gateway.disk.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
-    Entry,
+    CatalogEntry,
     InvalidationEpochs,
     Watch,
     catalog_key,
@@ -154,7 +154,7 @@ class CatalogUpdate:
     """An entry on its way into the catalog; `of_version`: it describes its version, whichever is current."""
 
     key: ObjectKey
-    entry: Entry
+    entry: CatalogEntry
     of_version: bool = False
 
 
@@ -199,7 +199,7 @@ class CatalogStore:
         )
         self._entries, self._extras, self._versions = tables
 
-    def lookup(self, key: ObjectKey) -> Entry | None:
+    def lookup(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the entry of a key unless an own write has voided it; None also when the disk fails."""
         record_key = catalog_key(key)
         entry = self._entry(key, record_key)
@@ -207,11 +207,11 @@ class CatalogStore:
             return None
         return entry
 
-    def last(self, key: ObjectKey) -> Entry | None:
+    def last(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the last entry of a key even if void. Callers may compare it, but not answer with it."""
         return self._entry(key, catalog_key(key))
 
-    def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
+    def hold(self, key: ObjectKey) -> tuple[CatalogEntry, HeldRecord] | None:
         """Do the same as `lookup`, with a record for callers that check repeatedly whether the entry still holds."""
         record_key, seen = catalog_key(key), self.last_commit.number()
         record, extra = self.packed(record_key)
@@ -223,7 +223,7 @@ class CatalogStore:
             return None
         return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
-    def lookup_version(self, version: ObjectVersion) -> Entry | None:
+    def lookup_version(self, version: ObjectVersion) -> CatalogEntry | None:
         """Return the entry of one version; no own write voids it. None also when the disk fails."""
         record_key = version_key(version)
         try:
@@ -301,7 +301,7 @@ class CatalogStore:
         except lmdb.Error:
             return None, b""
 
-    def _entry(self, key: ObjectKey, record_key: bytes) -> Entry | None:
+    def _entry(self, key: ObjectKey, record_key: bytes) -> CatalogEntry | None:
         record, extra = self.packed(record_key)
         return unpack(record_key, key, record, extra) if record is not None else None
 
@@ -357,7 +357,7 @@ class CatalogStore:
             cursor.delete()
 
 
-def _is_of(entry: Entry, record: bytes | None) -> bool:
+def _is_of(entry: CatalogEntry, record: bytes | None) -> bool:
     if entry.head is None or record is None:
         return entry.head is None and record is None
     modified, etag, size_bytes = version_of(record)

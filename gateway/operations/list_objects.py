@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from gateway.core.errors import OriginBodyError, OriginError, S3Error
 from gateway.metadata.catalog import is_remembered
-from gateway.metadata.listing.index import Found, NeedsLookup, found_of
+from gateway.metadata.listing.index import FoundPage, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
-from gateway.metadata.listing.ranges import Bound, bound_of
+from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.list_sources import (
     BucketSource,
-    Entry,
     Listing,
     PartitionedSource,
     PendingSource,
     SnapshotSource,
+    SourceEntry,
     is_frozen_under,
     origin_page,
     parts,
@@ -62,7 +62,7 @@ def list_objects(context: RequestContext) -> Answer:
     if bound is None and not is_frozen and not is_merged:
         return _forwarded(context, slots)
     query = list_query(request)
-    listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
+    listing = Listing(context, request.bucket or "", query, slots, bound or KeyBound(0.0, 0.0))
     if _is_behind_the_prefix(_wanted(query)):
         return _nothing_frozen(listing) if is_frozen else _nothing(listing)
     if is_merged:
@@ -95,7 +95,7 @@ def _is_behind_the_prefix(wanted: ListRequest) -> bool:
 
 def _nothing_frozen(listing: Listing) -> Response:
     listing.outcomes.add("hit")
-    return _response(listing, Found(Page(), []))
+    return _response(listing, FoundPage(Page(), []))
 
 
 async def _nothing(listing: Listing) -> Response:
@@ -109,7 +109,7 @@ async def _nothing(listing: Listing) -> Response:
 def _of_bucket(listing: Listing) -> Answer:
     source, wanted = BucketSource(listing, strict=False), _wanted(listing.query)
     known = source.known(wanted)
-    return _response(listing, known) if isinstance(known, Found) else _fetched(listing, source, wanted, known)
+    return _response(listing, known) if isinstance(known, FoundPage) else _fetched(listing, source, wanted, known)
 
 
 async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, known: NeedsLookup | None) -> Response:
@@ -168,10 +168,10 @@ async def _merged(listing: Listing) -> Response:
     if listing.query.with_owner and any(template.owner is None for template in templates):
         owner = next((template.owner for template in templates if template.owner), None) or await _owner(listing)
         templates = [one if one.owner is not None else one._replace(owner=owner) for one in templates]
-    return _response(listing, Found(page, templates))
+    return _response(listing, FoundPage(page, templates))
 
 
-def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
+def page_of(merged: MergedPage[SourceEntry]) -> tuple[Page, list[EntryTemplate]]:
     """Return the page, and the templates that its records number."""
     page, numbers = Page(is_truncated=merged.is_truncated), dict[EntryTemplate, int]()
     for row in merged.rows:
@@ -185,11 +185,11 @@ def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
     return page, list(numbers)
 
 
-def _sources(listing: Listing) -> list[ListSource[Entry]]:
+def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
     """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
-        sources: list[ListSource[Entry]] = [PartitionedSource(listing)]
+        sources: list[ListSource[SourceEntry]] = [PartitionedSource(listing)]
     else:
         sources = [BucketSource(listing, strict="strict" in kinds)]
     buffer = listing.context.services.writeback
@@ -210,7 +210,7 @@ def _wanted(query: ListQuery) -> ListRequest:
     return ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
 
 
-def _response(listing: Listing, found: Found) -> Response:
+def _response(listing: Listing, found: FoundPage) -> Response:
     query, page, outcome = listing.query, found.page, listing.outcome
     url = query.is_url_encoded
     body = list_document(

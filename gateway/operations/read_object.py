@@ -37,7 +37,7 @@ from gateway.operations.passthrough import forward, forward_joined, no_body, onw
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
     READ_CONDITIONS,
@@ -436,7 +436,7 @@ async def ask_unpinned(
     response = await context.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
     try:
-        if says_later(response.status):
+        if asks_for_retry(response.status):
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise Refused(response.status, list(response.headers.items()), document)
         head = _understood(key, response, answer)
@@ -706,7 +706,7 @@ class _Get:
 
 def _hand_on_if_later(error: OriginError) -> None:
     """Raise an answer after the allowed number of tries: another question would start a new series."""
-    if isinstance(error, OriginAnswered) and says_later(error.status):
+    if isinstance(error, OriginAnswered) and asks_for_retry(error.status):
         raise error
 
 
@@ -728,8 +728,10 @@ def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
     if READ_CONDITIONS.isdisjoint(context.request.headers):
         return False
     now, version = context.services.clock.now(), head.version
-    judged = evaluate_read(context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
-    return judged == "not-modified"
+    authorized_by_origin = evaluate_read(
+        context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now
+    )
+    return authorized_by_origin == "not-modified"
 
 
 def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:

@@ -251,11 +251,11 @@ def _by_nobody() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetchers:
-    """The fetchers and their shared parts: blocks of at most `packed_bytes_max` are small."""
+    """The fetchers and their shared parts: blocks of at most `small_object_bytes_max` are small."""
 
     small: SmallBlockFetcher
     large: LargeBlockFetcher
-    packed_bytes_max: int
+    small_object_bytes_max: int
     directory: BlockDirectory
     locks: FetchLocks
     watcher: FileWatcher
@@ -263,7 +263,7 @@ class Fetchers:
     observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
-        return block.length <= self.packed_bytes_max
+        return block.length <= self.small_object_bytes_max
 
     @property
     def writable(self) -> bool:

@@ -382,11 +382,11 @@ class BlockIndex:
                 self._uncounted_bytes = 0
             return step
 
-    def follow(self, capacity: Capacity) -> None:
+    def apply_settings(self, capacity: Capacity) -> None:
         """Make the eviction of every slot's files follow its share from now on."""
         with self.writing() as transaction:
             for name, share in capacity.shares.items():
-                transaction.account(transaction.slot(name)).follow(share.eviction)
+                transaction.account(transaction.slot(name)).apply_settings(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
@@ -748,7 +748,7 @@ class Pins:
             self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
             return number
 
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
+    def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
         """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
         reasons for those without one, and whether any pin ended: then call `let_go`."""
         with self._index.writing() as transaction:

@@ -150,7 +150,7 @@ class Prefetcher:
         self._fetched = fetched
         self._readahead: Readahead | None = None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The reader begins in a block that was fetched ahead: so shall be what follows it."""
         with suppress(StoreUnavailable):
             self.prefetch(self._request.range.first, beyond=True)
@@ -340,7 +340,7 @@ class RangeReader:
             source = await self._open_origin(first, error)
         if isinstance(source, BlockSource):
             if self._opener.was_ahead:
-                self._ahead.go_on()
+                self._ahead.resume()
             source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"

@@ -240,7 +240,7 @@ class BlockSource:
         if end < stop:
             count = self._piece_end(end, stop) - end
             if not self.intact(self.extent.offset + end, count):
-                self._pieces.go_on(end, count, reads_on=reads_on)
+                self._pieces.resume(end, count, reads_on=reads_on)
         return span
 
     def _piece_end(self, position: int, stop: int) -> int:

@@ -73,7 +73,7 @@ class PieceVerifier:
         assert piece.verifying is not None  # noqa: S101 - `_begin` has set it
         await piece.verifying
 
-    def go_on(self, position: int, count: int, *, reads_on: bool) -> None:
+    def resume(self, position: int, count: int, *, reads_on: bool) -> None:
         """Begin with the piece that comes next, unless there is nothing to do for it."""
         if self._file.file.intact(self._extent, position, count):
             return

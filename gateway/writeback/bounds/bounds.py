@@ -152,11 +152,11 @@ class SlotBounds:
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
-        self.follow(slot)
+        self.apply_settings(slot)
 
-    def follow(self, slot: Slot) -> None:
+    def apply_settings(self, slot: Slot) -> None:
         self.slot = slot
-        given = (slot.buffer_bytes, slot.exposure_bytes_max)
+        given = (slot.buffer_bytes, slot.unflushed_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
     def used_bytes(self) -> int:
@@ -180,7 +180,7 @@ class SlotBounds:
             age_seconds or 0.0,
             usage.local_bytes,
             usage.local_objects,
-            self.slot.exposure_bytes_max or 0,
+            self.slot.unflushed_bytes_max or 0,
         )
 
     def unused_bytes(self) -> int:
@@ -194,8 +194,8 @@ class SlotBounds:
 
     def now(self, size_bytes: int = 0) -> Bound | None:
         """Return why `size_bytes` more would not be taken now; None if they would."""
-        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.exposure_bytes_max
-        limit_seconds = self.slot.exposure_age_seconds_max
+        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.unflushed_bytes_max
+        limit_seconds = self.slot.unflushed_age_seconds_max
         if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
             return Bound.EXPOSURE_AGE
         if limit_bytes is not None and used_bytes - self.usage().local_bytes > limit_bytes:
@@ -387,7 +387,7 @@ class Bounds:
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
-    def follow(self, slots: Sequence[Slot]) -> None:
+    def apply_settings(self, slots: Sequence[Slot]) -> None:
         """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
         bounds."""
         gone, self._of = self._of, {}
@@ -396,7 +396,7 @@ class Bounds:
             if one is None:
                 one = SlotBounds(slot, self._shared)
             else:
-                one.follow(slot)
+                one.apply_settings(slot)
             self._of[slot.name] = one
         left = (one for name, one in gone.items() if name not in self._of)
         self._gone = [one for one in (*self._gone, *left) if one.is_awaited]

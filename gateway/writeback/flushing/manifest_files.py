@@ -24,7 +24,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.xml import error_code_of, text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
 
@@ -61,7 +61,7 @@ LONG_BYTES = 1024**2
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
-Answer: TypeAlias = bool | Refused | Lost
+Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
 
 
@@ -83,7 +83,7 @@ class Presence:
         ignored: Callable[[str], bool],
         *,
         is_first: bool,
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
         began = clock.monotonic()
         while True:
@@ -109,7 +109,7 @@ class Presence:
 
     async def _ask(
         self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
-    ) -> Refused | Lost | None:
+    ) -> WriteRefused | Lost | None:
         """Ask about files, `at_once` a time, until none of a batch is there. Return why the origin does not say."""
         for first in range(0, len(asked), at_once or 1):
             answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
@@ -167,11 +167,11 @@ async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpo
     return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
 
 
-async def _failure(response: OriginResponse) -> Refused | Lost:
+async def _failure(response: OriginResponse) -> WriteRefused | Lost:
     document = await response.read(_ANSWER_BYTES_MAX)
     code = error_code_of(document) or f"HTTP {response.status}"
     kind = kind_of_answer(response.status, code, document)
-    return Lost(code, kind) if response.status >= 500 or response.status == 429 else Refused(code, kind)
+    return Lost(code, kind) if response.status >= 500 or response.status == 429 else WriteRefused(code, kind)
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:
@@ -213,7 +213,7 @@ class ManifestFiles:
 
     async def look(
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()

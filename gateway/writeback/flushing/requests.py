@@ -30,13 +30,13 @@ from gateway.writeback.flushing.state import (
     Event,
     Finish,
     Finished,
-    Found,
+    FoundObject,
     Headed,
     Lost,
     PartFailed,
     PartSent,
-    Refused,
     SendPart,
+    WriteRefused,
 )
 from gateway.writeback.journal.records import Part, State, Write
 from gateway.writeback.pending_reader import staged_body
@@ -103,7 +103,7 @@ class Requests:
     async def head(self, write: Write) -> Event:
         return await _event(self._head(write))
 
-    async def begin(self, write: Write) -> str | Refused | Lost:
+    async def begin(self, write: Write) -> str | WriteRefused | Lost:
         """Open an upload with all that Create fixed; return its id."""
         try:
             return await self._begin(write)
@@ -114,7 +114,7 @@ class Requests:
         event = await _event(self._send_part(write, send))
         if isinstance(event, Lost):
             return PartFailed(send.origin_upload_id, send.part.number, event.reason, kind=event.kind)
-        if isinstance(event, Refused):
+        if isinstance(event, WriteRefused):
             return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code, event.kind, event)
         return event
 
@@ -154,19 +154,19 @@ class Requests:
         except (OriginUnreachable, OriginBodyError, OSError):
             return None
 
-    async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+    async def open_uploads(self, key: ObjectKey) -> OpenUploads | WriteRefused | Lost:
         try:
             return await self._open_uploads(key)
         except (OriginUnreachable, OriginBodyError) as error:
             return Lost(str(error), kind_of_error(error))
 
-    async def _open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+    async def _open_uploads(self, key: ObjectKey) -> OpenUploads | WriteRefused | Lost:
         found, asked = list[OpenUpload](), Moment.of(self._clock)
         told: float | None = None
         following: tuple[str, str] | None = ("", "")
         while following is not None:
             answered = await self._page_of_uploads(key, following)
-            if isinstance(answered, Refused | Lost):
+            if isinstance(answered, WriteRefused | Lost):
                 return answered
             page, told = answered
             now = asked.at if told is None else told
@@ -179,7 +179,7 @@ class Requests:
 
     async def _page_of_uploads(
         self, key: ObjectKey, following: tuple[str, str]
-    ) -> tuple[UploadsPage, float | None] | Refused | Lost:
+    ) -> tuple[UploadsPage, float | None] | WriteRefused | Lost:
         """Return a page, and the time by the origin's clock."""
         markers = zip(("key-marker", "upload-id-marker"), following, strict=True)
         query = [("uploads", ""), ("prefix", key.key), ("encoding-type", "url"), *(one for one in markers if one[1])]
@@ -189,7 +189,7 @@ class Requests:
             if response.status == 200:
                 return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)), told
             failure = await _failure(response)
-        if failure == Refused("NoSuchBucket") and await self._is_bucket_gone(key.bucket):
+        if failure == WriteRefused("NoSuchBucket") and await self._is_bucket_gone(key.bucket):
             return UploadsPage([], [], None), told
         return failure
 
@@ -201,7 +201,7 @@ class Requests:
             if response.status != 404:
                 return await _failure(response)
         if not _is_absence_expected(write) and await self._is_bucket_gone(write.key.bucket):
-            return Refused("NoSuchBucket", "no-bucket")
+            return WriteRefused("NoSuchBucket", "no-bucket")
         return Headed(None, moment=asked)
 
     async def _is_bucket_gone(self, bucket: str) -> bool:
@@ -210,7 +210,7 @@ class Requests:
         async with await self._origin.send(request) as response:
             return response.status == 404
 
-    async def _begin(self, write: Write) -> str | Refused | Lost:
+    async def _begin(self, write: Write) -> str | WriteRefused | Lost:
         request = _request("POST", write, [("uploads", None)], write.spec.headers)
         async with await self._origin.send(request) as response:
             if response.status != 200:
@@ -258,7 +258,7 @@ class Requests:
             if response.status in (200, 204):
                 return Finished(None)
             failure = await _failure(response)
-        return Finished(None) if failure == Refused("NoSuchKey") else failure
+        return Finished(None) if failure == WriteRefused("NoSuchKey") else failure
 
     async def _compare(self, write: Write, etag: str) -> Event:
         async with await self._origin.send(_request("GET", write, (), {"if-match": quote(etag)})) as response:
@@ -275,9 +275,9 @@ class Requests:
         async with await self._origin.send(_request("GET", write, query)) as response:
             if response.status == 200:
                 answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-                return Found(True, has_parts=text_of(answer, "PartNumber") is not None)
+                return FoundObject(True, has_parts=text_of(answer, "PartNumber") is not None)
             failure = await _failure(response)
-        return Found(False) if failure == Refused("NoSuchUpload") else failure
+        return FoundObject(False) if failure == WriteRefused("NoSuchUpload") else failure
 
     async def _abort(self, write: Write) -> Event:
         query = [("uploadId", write.origin_upload_id or "")]
@@ -285,8 +285,8 @@ class Requests:
             if response.status in (200, 204):
                 return Aborted()
             failure = await _failure(response)
-        is_bucket_gone = failure == Refused("NoSuchBucket") and await self._is_bucket_gone(write.key.bucket)
-        if failure == Refused("NoSuchUpload") or is_bucket_gone:
+        is_bucket_gone = failure == WriteRefused("NoSuchBucket") and await self._is_bucket_gone(write.key.bucket)
+        if failure == WriteRefused("NoSuchUpload") or is_bucket_gone:
             return Aborted()
         return failure
 
@@ -378,21 +378,21 @@ async def _event(asking: Awaitable[Event]) -> Event:
         return Lost(str(error), kind_of_error(error))
 
 
-async def _failure(response: OriginResponse) -> Refused | Lost:
+async def _failure(response: OriginResponse) -> WriteRefused | Lost:
     body = await response.read(ANSWER_SIZE_BYTES_MAX)
     return _refusal(response.status, error_code_of(body) or f"HTTP {response.status}", body)
 
 
-def _refusal(status: int, code: str, document: bytes = b"") -> Refused | Lost:
+def _refusal(status: int, code: str, document: bytes = b"") -> WriteRefused | Lost:
     """Return what an error means: a 5xx, or an error that follows a 200, leaves open what was done; NotImplemented
     means that nothing was."""
     kind = kind_of_answer(status, code, document)
     words = (text_of(document, "Message") or "")[:WORDS_MAX]
     if code == _NOT_IMPLEMENTED:
-        return Refused(code, kind, words, is_final=True)
+        return WriteRefused(code, kind, words, is_final=True)
     if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
         return Lost(code, kind)
-    return Refused(code, kind, words, is_final=is_for_good(status, code))
+    return WriteRefused(code, kind, words, is_final=is_for_good(status, code))
 
 
 async def _once(document: bytes) -> AsyncIterator[bytes]:
