@@ -18,6 +18,7 @@ from gateway.core.errors import (
     ForebayError,
     NoSuchSnapshot,
     OriginAnswered,
+    OriginBodyError,
     OriginError,
     PinRefused,
     SnapshotError,
@@ -35,6 +36,7 @@ from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import is_same_version, strong_etag
+from gateway.s3.origin_habits import is_refusal
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -166,11 +168,13 @@ class ObjectJob:
         version = await self._version(entry, slot)
         try:
             await self._fetch(version, slot)
-        except OriginAnswered as answer:
-            if answer.status != 412:
+        except (OriginAnswered, OriginBodyError) as error:
+            if not is_refusal(error):
                 raise
-            self._dependencies.catalog.forget(entry.key)  # it has changed since it was listed
-            await self._fetch(await self._ask(entry, slot), slot)
+            self._dependencies.catalog.refused(version)  # it has changed since, or the origin withholds it
+            again = await self._ask(entry, slot)
+            self._dependencies.catalog.named(again)
+            await self._fetch(again, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""

@@ -19,7 +19,7 @@ from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
-from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
@@ -132,7 +132,7 @@ def _by_origin(context: RequestContext) -> Answer:
 
 async def _passthrough(context: RequestContext) -> Response:
     """Forward an operation that Forebay does not handle itself."""
-    return await (forward(context) if context.request.method in READ_METHODS else forward_write(context))
+    return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
@@ -296,8 +296,10 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
 
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it. Pending
-    writes were acknowledged when the slot had another `authorization`, or belong to a copy's target."""
+    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
+
+    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
+    """
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
