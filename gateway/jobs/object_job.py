@@ -18,6 +18,7 @@ from gateway.core.errors import (
     ForebayError,
     NoSuchSnapshot,
     OriginAnswered,
+    OriginBodyError,
     OriginError,
     PinRefused,
     SnapshotError,
@@ -34,7 +35,8 @@ from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.headers import quote
+from gateway.s3.headers import is_same_version, strong_etag
+from gateway.s3.origin_habits import is_refusal
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -164,11 +166,13 @@ class ObjectJob:
         version = await self._version(entry, slot)
         try:
             await self._fetch(version, slot)
-        except OriginAnswered as answer:
-            if answer.status != 412:
+        except (OriginAnswered, OriginBodyError) as error:
+            if not is_refusal(error):
                 raise
-            self._dependencies.catalog.forget(entry.key)  # it has changed since it was listed
-            await self._fetch(await self._ask(entry, slot), slot)
+            self._dependencies.catalog.refused(version)  # it has changed since, or the origin withholds it
+            again = await self._ask(entry, slot)
+            self._dependencies.catalog.named(again)
+            await self._fetch(again, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
@@ -177,8 +181,8 @@ class ObjectJob:
             await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
-        """The listed one; where the slot remembers, its metadata is learned along with it."""
-        if entry.etag and not is_remembered(slot, {}):
+        """The listed one, if its ETag is written as in HEAD; where the slot remembers, its metadata is learned, too."""
+        if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
 
@@ -314,7 +318,7 @@ async def _learn_version(
     known = dependencies.catalog.of_version(version, with_checksums=with_checksums)
     if known is not None:
         return known.version
-    etag = quote(version.etag.removeprefix("W/"))
+    etag = strong_etag(version.etag)
 
     async def ask() -> ObjectHead:
         asked = {**headers, "if-match": etag}
@@ -326,7 +330,7 @@ async def _learn_version(
         if answer.status in (404, 412):
             raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
-    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+    if not is_same_version(head.version, version):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
     dependencies.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

@@ -142,6 +142,7 @@ async def pages(
             return parse_listed_page(document, with_owner=True)
 
         page = await with_retries(dependencies.clock, ask)
+        dependencies.catalog.listed(prefix.bucket, page.entries)
         _check(page, prefix.key_prefix.encode())
         yield page.entries
         token = page.next_token

@@ -123,8 +123,8 @@ class Slot:
 
     `write` is when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has it;
     `scratch`, likewise, and the origin never gets it. Local objects are removed after `local_expiry_seconds`. Writes
-    take at most `buffer_bytes` of the disk until the origin has them (None: all there is); `when_buffer_full` decides about
-    those without room. While this node alone has more than `unflushed_bytes_max`, or something for longer than
+    take at most `buffer_bytes` of the disk until the origin has them (None: all there is); `when_buffer_full` decides
+    about those without room. While this node alone has more than `unflushed_bytes_max`, or something for longer than
     `unflushed_age_seconds_max`, writes go through. Objects whose names match `markers` reach the origin after all that
     was acknowledged before them under their directory, and with the `order` `strict` every write after all before it;
     with `manifests` `checked`, after all that they name, whichever node writes it. If a bucket's ETags cannot be

@@ -217,8 +217,8 @@ CACHE_NOT_KEPT = Counter(
     "blocks",
     ("slot", "reason"),
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
-    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
-    "belongs to others), disk (a small block that the disk did not take).",
+    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
+    "pinned or belongs to others), disk (a small block that the disk did not take).",
     values={"reason": ("size", "write-budget", "room", "disk")},
 )
 WARM_UP_OBJECTS = Counter(
@@ -393,8 +393,8 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     ("slot", "reason"),
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
-    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
-    "key meanwhile), disk (this node's) or other.",
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
+    "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
     values={"reason": FLUSH_FAILURES},
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(

@@ -308,7 +308,7 @@ def test_the_counts_are_kept_while_nobody_asks(tmp_path: Path, monkeypatch: pyte
         return MetricReading(directory)
 
     monkeypatch.setattr(history, "SAMPLE_SECONDS", 0)
-    monkeypatch.setattr(history, "Reading", reading)
+    monkeypatch.setattr(history, "MetricReading", reading)
 
     async def run() -> httpx.Response:
         keeping = asyncio.create_task(kept.keep())

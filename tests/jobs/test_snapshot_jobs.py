@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
@@ -78,6 +79,23 @@ def test_a_prefix_is_frozen(tmp_path: Path) -> None:
             assert files_of(bench.snapshots.root) == ["v1"]
             with pytest.raises(SnapshotConflict, match="already"):
                 await bench.service.create("v1", PREFIX)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_snapshot_lists_otherwise_is_forgotten(tmp_path: Path) -> None:
+    """And what it lists as it is remembered stays."""
+
+    async def scenario() -> None:
+        origin, slot = data_set(2), Slot("t", Prefix.parse(PREFIX), "read-only", "ttl", 60.0)
+        keys = [ObjectKey(BUCKET, key) for key in sorted(origin.buckets[BUCKET].objects) if key.startswith("data/")]
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            for key in keys:
+                await bench.catalog.current(key, slot, headers={})
+            await bench.catalog.settle()
+            origin.put(BUCKET, keys[0].key, b"others")
+            await made(bench)
+            assert [bench.catalog.last_known(key) is None for key in keys] == [True, False]
 
     asyncio.run(scenario())
 

@@ -242,7 +242,7 @@ class SlotIndex:
         fresh, refresh = self._bound.fresh_seconds, self._plan.refresh_seconds
         if refresh is not None and refresh + took_seconds > fresh:
             _log.warning(
-                "a crawl takes so long that listings go to the origin meanwhile: raise metadata_ttl or index_concurrency",
+                "a crawl takes so long that listings go to the origin: raise metadata_ttl or index_concurrency",
                 slot=self._slot.name,
                 seconds=round(took_seconds, 1),
             )

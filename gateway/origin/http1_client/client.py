@@ -2,8 +2,8 @@
 
 Connections are used again as long as they last, and watched while they carry a request. One is held as long as its
 request lasts, and some last as long as their clients like. So callers get one in turn, with a bounded wait, and no
-account gets all of them, however many of its requests wait (`ConnectionShares`): a quarter is left to others. Of that share,
-streamed uploads get a part.
+account gets all of them, however many of its requests wait (`ConnectionShares`): a quarter is left to others. Of that
+share, streamed uploads get a part.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def used(client: Client) -> int:
 
 
 def test_what_does_not_fit_goes_through(tmp_path: Path, counts: Counts) -> None:
-    """`when_buffer_full = "through"`: absorbed while there is room, then acknowledged by the origin, then absorbed again."""
+    """`when_buffer_full = "through"`: absorbed while there is room, else by the origin, then absorbed again."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -105,7 +105,7 @@ def test_a_key_that_is_pending_is_flushed_before_its_next_write_goes_through(tmp
 
 
 def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> None:
-    """`when_buffer_full = "slow-down"`: 503 SlowDown, with the time after which to try again; nothing was read or stored."""
+    """`when_buffer_full = "slow-down"`: 503 SlowDown, with the time to try again; nothing was read or stored."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
