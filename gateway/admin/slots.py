@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ from gateway.admin.responses import json_answer, posted, problem
 from gateway.admin.slot_changes import SlotChanges, SlotRefused
 from gateway.admin.writeback import WritebackHolder
 from gateway.config import SlotSettings
+from gateway.config.entries import NAME
 from gateway.config.live import LiveSettings
+from gateway.config.loading import validated
+from gateway.config.problems import SettingsError
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_reading import MetricReading, by_labels
@@ -98,12 +102,16 @@ class SlotsApi:
             return problem(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}")
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
             return problem(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
-        if not isinstance(slot.get("prefix"), str):
-            return problem(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
+        try:
+            validated({"slots": [{**slot, "name": request.path_params["name"]}]})
+        except SettingsError as error:
+            return problem(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems))
         return await self._make(request, slot)
 
     async def delete(self, request: Request) -> Response:
         """Remove a slot that was set here. What it has on disk goes to the slots that its keys belong to then."""
+        if not re.fullmatch(NAME, request.path_params["name"]):
+            return problem(409, "there is no slot of that name: it is none")
         return await self._make(request, None)
 
     async def reload(self, request: Request) -> Response:

@@ -219,7 +219,7 @@ def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHa
     return OriginHabits(
         weak_etags=told.startswith("W/"),
         no_ranges=read is not None and read.status == 200 and listed.objects()[0].size_bytes > 1,
-        shared_etags=shared_etags((one.etag, one.size_bytes) for one in listed.objects()),
+        shared_etags=shared_etags(((one.etag, one.size_bytes) for one in listed.objects()), {}),
         withheld_etags=frozenset("*" if is_withheld else ""),
     )
 

@@ -9,7 +9,7 @@ Answers to questions before an own write of the key are void after it, on any wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -37,8 +37,10 @@ from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
-from gateway.metadata.listing.records import DIGEST, etag_and_size
+from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.observed_habits import (
+    BUCKETS_LISTED_MAX,
+    ETAGS_LISTED_MAX,
     HABITS_REREAD_SECONDS,
     HABITS_SECONDS,
     KINDS_MAX,
@@ -52,7 +54,7 @@ from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, Hel
 from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import unquote
+from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.telemetry import metrics
@@ -121,6 +123,7 @@ class Catalog:
         self._refused: dict[ObjectKey, str] = {}
         """ETags of the versions that the origin has named last and then not given."""
         self._told: set[tuple[str, str]] = set()
+        self._listed_sizes: dict[str, dict[str, int]] = {}
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -211,21 +214,28 @@ class Catalog:
             self.forget(key)
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than the origin has just listed it, in order. Call this before any
-        client learns of it."""
-        if len({entry.etag for entry in entries}) < len(entries):
-            shared = shared_etags((entry.etag, entry.size_bytes) for entry in entries)
-            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
-        if self._store is not None:
-            pairs = [(entry.key, entry) for entry in entries]
-            self._store.void_if_listed_otherwise(bucket, pairs, lambda entry: (entry.etag, entry.size_bytes))
+        """Void what all workers remember otherwise than the origin has just listed it, in order.
+
+        Call this before any client learns of it.
+        """
+        self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
-        if len({record[DIGEST] for _, record in listed}) < len(listed):
-            shared = shared_etags(etag_and_size(record) for _, record in listed)
-            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
+        self._listed(bucket, [(key, etag_and_size(record)) for key, record in listed])
+
+    def _listed(self, bucket: str, versions: Sequence[tuple[bytes, tuple[str, int]]]) -> None:
+        self.listed_sizes(bucket, [version for _, version in versions])
         if self._store is not None:
-            self._store.void_if_listed_otherwise(bucket, listed, etag_and_size)
+            self._store.void_if_listed_otherwise(bucket, versions)
+
+    def listed_sizes(self, bucket: str, versions: Iterable[tuple[str, int]]) -> None:
+        """Learn which ETags the origin has listed with several sizes, on this page and the last ones."""
+        if len(self._listed_sizes) >= BUCKETS_LISTED_MAX:
+            self._listed_sizes.clear()
+        sizes = self._listed_sizes.setdefault(bucket, {})
+        if len(sizes) >= ETAGS_LISTED_MAX:
+            sizes.clear()
+        self.learn_habits(bucket, OriginHabits(shared_etags=shared_etags(versions, sizes)))
 
     def habits(self, bucket: str) -> OriginHabits:
         """Return what the origin was found to do in a bucket by this process or, at least a second ago, by others."""
@@ -344,7 +354,8 @@ class Catalog:
     def has_learned(self, version: ObjectVersion) -> bool:
         """Return True if this version is the last one learned of its key, at any age, and not written since."""
         entry = self._lookup(version.key)
-        return entry is not None and entry.head is not None and entry.head.version == version
+        head = entry.head if entry is not None else None
+        return head is not None and is_same_version(head.version, version)
 
     def learned(
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool

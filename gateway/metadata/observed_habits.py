@@ -39,6 +39,9 @@ class SizesSeen:
 SIZES_SEEN = 8
 KINDS_MAX = 4096
 
+BUCKETS_LISTED_MAX, ETAGS_LISTED_MAX = 16, 10_000
+"""With more, a process forgets which sizes it has seen listed with which ETags."""
+
 
 def _kind(key: ObjectKey) -> tuple[str, str]:
     _, dot, ending = key.key.rpartition("/")[2].rpartition(".")

@@ -73,18 +73,21 @@ def list_objects(context: RequestContext) -> Answer:
 
 
 _ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+_VERSION = re.compile(r"<ETag>([^<]*)</ETag>(?:\s*<Checksum\w+>[^<]*</Checksum\w+>)*\s*<Size>([0-9]{1,15})</Size>")
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """Return the origin's own answer. If a slot remembers, or an ETag stands there twice, the catalog sees its objects
-    as those of a page of ours."""
+    """Return the origin's own answer; the catalog learns from it as from a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
-    etags = _ETAG.findall(reply.body)
-    if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
-        with suppress(OriginBodyError):  # the client is given it as it is
-            context.services.catalog.listed(context.request.bucket or "", listed_objects(reply.body))
+    bucket, catalog = context.request.bucket or "", context.services.catalog
+    if any(is_remembered(slot, {}) for slot in slots):
+        with suppress(OriginBodyError):  # the client gets it as it is
+            catalog.listed(bucket, listed_objects(reply.body))
+    else:
+        versions = _VERSION.findall(reply.body.decode("utf-8", "replace"))
+        catalog.listed_sizes(bucket, [(etag.replace("&quot;", '"'), int(size)) for etag, size in versions])
     return reply
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.core.model import ByteRange, ObjectVersion
-from gateway.s3.headers import unquote
+from gateway.s3.headers import plain_etag, unquote
 
 _SHARED_ETAGS_MAX = 64
 _WITHHELD_ETAGS_MAX = 8
@@ -35,7 +35,8 @@ class OriginHabits(NamedTuple):
 
     def is_distinct(self, version: ObjectVersion) -> bool:
         """Whether its ETag tells a version from others, as far as was found out."""
-        return not self.shared_etags or self.shared_etags.isdisjoint(("*", unquote(version.etag)))
+        shared = self.shared_etags
+        return not shared or ("*" not in shared and plain_etag(version.etag) not in shared)
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
@@ -92,8 +93,7 @@ def refuses(status: int) -> bool:
     return status == 501 or (300 <= status < 500 and status not in _NOT_OF_THE_QUESTION)
 
 
-def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
-    """Those of ETags and sizes that stand there with several sizes, without quotes."""
-    sizes: dict[str, int] = {}
+def shared_etags(listed: Iterable[tuple[str, int]], sizes: dict[str, int]) -> frozenset[str]:
+    """Return the listed ETags that have several sizes, without quotes. Add the others to `sizes`, of pages before."""
     found = {etag for etag, size_bytes in listed if etag and sizes.setdefault(etag, size_bytes) != size_bytes}
-    return frozenset(map(unquote, found))
+    return frozenset(map(plain_etag, found))

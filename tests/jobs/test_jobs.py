@@ -217,6 +217,19 @@ def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+def test_a_data_set_that_fills_its_slot_to_the_last_block_is_not_too_large(tmp_path: Path) -> None:
+    """`full` says that something was left out, and not that nothing more would fit."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 9, BLOCK)
+        async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.full, job.bytes_done) == (JobState.DONE, False, 9 * BLOCK)
+
+    asyncio.run(scenario())
+
+
 def test_a_reader_at_the_same_time_shares_what_is_fetched(tmp_path: Path) -> None:
     """Each byte comes from the origin once."""
 

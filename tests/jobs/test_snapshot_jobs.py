@@ -356,3 +356,22 @@ def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
                 await bench.jobs.start_snapshot("v1", PREFIX)
 
     asyncio.run(scenario())
+
+
+def test_a_snapshot_of_no_object_fails_and_takes_no_name(tmp_path: Path) -> None:
+    """A mistyped prefix leaves the name free for the right one, unless it is allowed to be empty."""
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, data_set(1)) as bench:
+            empty = f"s3://{BUCKET}/typo/"
+            job = await bench.ended(await bench.service.create("v1", empty))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{empty} holds no object: check the name, or allow it to be empty",),
+            )
+            assert await bench.service.all() == []
+            await made(bench)
+            job = await bench.ended(await bench.service.create("v2", empty, allow_empty=True))
+            assert (job.state, job.objects_done) == (JobState.DONE, 0)
+
+    asyncio.run(scenario())
