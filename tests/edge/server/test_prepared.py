@@ -913,7 +913,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 *SLOTS,
             ]
             found = [type(one).__name__ for one in looked_at(known, shared)]
-            assert {"_Known", "PreparedRead"} <= set(found)
+            assert {"_KnownReads", "PreparedRead"} <= set(found)
             assert len(found) <= 8, found
 
     asyncio.run(scenario())
