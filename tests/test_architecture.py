@@ -20,6 +20,7 @@ STORES = {"metadata", "blocks", "writeback"}
 
 ALLOWED: Mapping[str, set[str]] = {
     "core": set(),
+    "api": set(),
     "md5_lanes": set(),
     "disk": {"core"},
     "shared": {"core", "disk"},
@@ -29,15 +30,16 @@ ALLOWED: Mapping[str, set[str]] = {
     "origin": BASE,
     "policy": BASE | {"origin"},
     **dict.fromkeys(STORES, BASE | {"origin", "policy"}),
+    "writeback": BASE | {"api", "origin", "policy"},
     "operations": BASE | STORES | {"origin", "policy"},
-    "jobs": BASE | STORES | {"origin", "policy"},
+    "jobs": BASE | STORES | {"api", "origin", "policy"},
     "edge": BASE | {"operations", "policy", "origin"},
     "app": BASE | STORES | {"config", "edge", "jobs", "operations", "policy", "origin"},
-    "admin": BASE | {"", "config", "jobs", "policy", "origin"},
+    "admin": BASE | {"", "api", "config", "jobs", "policy", "origin"},
     "serve": BASE | {"", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
-    "cli": BASE | {"", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},
-    "doctor": BASE | {"", "config", "app", "serve", "admin", "origin", "policy"},
+    "cli": BASE | {"", "api", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},
+    "doctor": BASE | {"", "api", "config", "app", "serve", "admin", "origin", "policy"},
     "__main__": {"cli"},
     "": set(),
 }

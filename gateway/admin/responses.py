@@ -1,4 +1,4 @@
-"""JSON answers of the admin port."""
+"""What requests to the admin port bring, and its answers in JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.documents import Document
 
-def json_answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
+
+class Refused(Exception):
+    """The request is not carried out; `status` is what HTTP calls the reason."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def json_answer(
+    document: Document | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    if isinstance(document, Document):
+        body = document.model_dump_json(indent=2, exclude_unset=True).encode() + b"\n"
+    else:
+        body = orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
     return Response(body, status, {"cache-control": "no-store"} | (headers or {}), "application/json")
 
 
@@ -29,6 +44,13 @@ async def posted(request: Request) -> bytes:
         if len(body) > DOCUMENT_BYTES_MAX:
             raise ValueError("the document is too long")
     return body
+
+
+async def posted_json(request: Request) -> Any:
+    """Return the document of a request; raise Refused for another type, ValueError for what is no JSON."""
+    if content_type(request) != "application/json":
+        raise Refused(415, "Content-Type must be application/json")
+    return orjson.loads(await posted(request))
 
 
 def flag(request: Request, name: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import orjson
+
+from gateway.api import documents as to
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,8 @@ class GatewayState:
     def is_followed(self) -> bool:
         return all(one.ready and one.generation == self.generation for one in self.processes)
 
-    def as_dict(self) -> dict[str, Any]:
-        document = asdict(self) | {"ready": self.ready}
-        del document["answers"]
-        return document
+    def document(self) -> to.GatewayStatus:
+        return to.GatewayStatus.model_validate(self, from_attributes=True)
 
     def to_line(self) -> bytes:
         return orjson.dumps(self) + b"\n"

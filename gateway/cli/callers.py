@@ -9,7 +9,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Caller, CallerLimits
+    from gateway.api import documents as to
 
 _COLUMNS = (
     Column("caller", shortened=True),
@@ -35,7 +35,7 @@ def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json:
         print_table(_COLUMNS, (Row(_cells(one), "yellow" if one.binds else "") for one in answer.callers))
 
 
-def _cells(one: Caller) -> list[str]:
+def _cells(one: to.Caller) -> list[str]:
     moved = one.per_second
     return [
         printable(one.name),
@@ -52,7 +52,7 @@ def _cells(one: Caller) -> list[str]:
     ]
 
 
-def _limits(limits: CallerLimits) -> str:
+def _limits(limits: to.CallerLimits) -> str:
     found = []
     if limits.max_concurrent_requests is not None:
         found.append(f"{limits.max_concurrent_requests} at a time")

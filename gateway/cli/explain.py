@@ -12,7 +12,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.tables import print_text
 
 if TYPE_CHECKING:
-    from gateway.admin.client import ExplainedBlocks, ExplainedSlot, ExplainedWrite, Explanation, KnownVersion
+    from gateway.api import documents as to
 
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 
@@ -36,7 +36,7 @@ def explain(
         print_text(f"{name:<9}{printable(text)}", indent=9)
 
 
-def _lines(found: Explanation) -> Iterator[tuple[str, str]]:
+def _lines(found: to.Explanation) -> Iterator[tuple[str, str]]:
     slot, known, held = found.slot, found.known, found.held
     yield "object", f"s3://{found.bucket}/{found.key}"
     yield "slot", f"{slot.name} ({slot.prefix}), {slot.mode}, {_consistency(slot)}, write {slot.write}"
@@ -55,13 +55,13 @@ def _lines(found: Explanation) -> Iterator[tuple[str, str]]:
     yield "kept", "yes" if found.why_not_kept is None else f"no: {found.why_not_kept}"
 
 
-def _consistency(slot: ExplainedSlot) -> str:
+def _consistency(slot: to.ExplainedSlot) -> str:
     if slot.snapshot is not None:
         return f"frozen by the snapshot {slot.snapshot}"
     return f"ttl {slot.metadata_ttl_seconds or 0.0:g} s" if slot.consistency == "ttl" else slot.consistency
 
 
-def _version(known: KnownVersion) -> str:
+def _version(known: to.KnownVersion) -> str:
     if known.by is None:
         return f"not known: {_BELIEVED['unknown']}"
     what = f"{known.etag}, {size_text(known.bytes or 0)}" if known.exists else "there is none"
@@ -71,13 +71,13 @@ def _version(known: KnownVersion) -> str:
     return f"{what}, {age}: {_BELIEVED[known.state]}"
 
 
-def _pending(write: ExplainedWrite) -> str:
+def _pending(write: to.PendingObject) -> str:
     what = "a deletion" if write.deleted else f"{write.etag}, {size_text(write.bytes or 0)}"
     why = f": {write.reason}" if write.reason else ""
     return f"{what}, {write.state}, acknowledged {age_text(write.acknowledged_at)} ago{why}"
 
 
-def _blocks(blocks: ExplainedBlocks, size_bytes: int) -> Iterator[tuple[str, str]]:
+def _blocks(blocks: to.ExplainedBlocks, size_bytes: int) -> Iterator[tuple[str, str]]:
     text = f"{blocks.here:,} of {counted(blocks.total, 'block')} here"
     if blocks.partly_here:
         text += f", {blocks.partly_here:,} in part"

@@ -12,7 +12,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from gateway.admin.formatting import size_text
-from gateway.admin.media_types import MANIFEST_TYPE
+from gateway.api import MANIFEST_TYPE
 from gateway.cli.common import (
     CACHE,
     AdminUrlOption,
@@ -28,7 +28,8 @@ from gateway.cli.progress import bytes_progress, listing_progress
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import AdminClient, Job
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
@@ -166,7 +167,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
         fail(f"{path} cannot be read: {error.strerror}")
 
 
-def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
+def follow(client: AdminClient, job: to.Job, *, quiet: bool) -> to.Job:
     """Look at a job until it has ended, with a bar on a terminal. Ctrl-C ends the looking, and not the job."""
     bar = listing_progress(quiet=quiet) if job.kind == "snapshot" else bytes_progress(quiet=quiet)
     try:
@@ -183,7 +184,7 @@ def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
         raise
 
 
-def _advance(progress: Progress, task: TaskID, job: Job) -> None:
+def _advance(progress: Progress, task: TaskID, job: to.Job) -> None:
     of = job.objects_found if job.found_all else f"{job.objects_found}+"
     progress.update(
         task,
@@ -208,7 +209,7 @@ _TABLE = (
 )
 
 
-def _show(found: list[Job]) -> None:
+def _show(found: list[to.Job]) -> None:
     print_table(_TABLE, (Row(_cells(job), _STYLES.get(job.state, "")) for job in found))
     for job in found:
         for error in job.errors:
@@ -218,7 +219,7 @@ def _show(found: list[Job]) -> None:
 _STYLES = {"failed": "red", "running": "bold"}
 
 
-def _cells(job: Job) -> list[str]:
+def _cells(job: to.Job) -> list[str]:
     more = "" if job.found_all else "+"
     return [
         job.id,
@@ -233,7 +234,7 @@ def _cells(job: Job) -> list[str]:
     ]
 
 
-def _bytes(job: Job) -> str:
+def _bytes(job: to.Job) -> str:
     if not job.bytes_found:
         return size_text(job.bytes_done) if job.bytes_done else NOTHING
     if job.found_all and job.bytes_done >= job.bytes_found:

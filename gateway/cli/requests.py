@@ -13,7 +13,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import OriginFailure, RecentRequest
+    from gateway.api import documents as to
 
 _COLUMNS = (
     Column("at", rank=3),
@@ -67,11 +67,11 @@ def requests(
         print_table(columns, rows)
 
 
-def _rows(found: Sequence[RecentRequest]) -> list[Row]:
+def _rows(found: Sequence[to.RecentRequest]) -> list[Row]:
     return [Row(_cells(one), "red" if one.is_error else "") for one in found]
 
 
-def _cells(one: RecentRequest) -> list[str]:
+def _cells(one: to.RecentRequest) -> list[str]:
     return [
         time.strftime("%H:%M:%S", time.localtime(one.at)),
         seconds_text(one.seconds),
@@ -86,7 +86,7 @@ def _cells(one: RecentRequest) -> list[str]:
     ]
 
 
-def _of_origin(one: OriginFailure) -> list[str]:
+def _of_origin(one: to.OriginFailure) -> list[str]:
     return [
         time.strftime("%H:%M:%S", time.localtime(one.at)),
         seconds_text(one.seconds),

@@ -11,7 +11,7 @@ from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_c
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Link, OriginRequests, Slot, SlotBandwidth, Unflushed
+    from gateway.api import documents as to
 
 _COLUMNS = (
     Column("slot"),
@@ -39,12 +39,12 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
     if json:
         print_json(answer.document())
         return
-    for direction, link in answer.link.items():
+    for direction, link in (("read", answer.link.read), ("write", answer.link.write)):
         typer.echo(f"link, {direction}: {size_text(link.bytes_per_second)}/s, {_most(link)}")
     print_table(_COLUMNS, (Row(_cells(slot), "yellow" if slot.binds else "") for slot in answer.slots))
 
 
-def _cells(slot: Slot) -> list[str]:
+def _cells(slot: to.Slot) -> list[str]:
     capacity = slot.capacity
     return [
         printable(slot.name),
@@ -66,7 +66,7 @@ def _cells(slot: Slot) -> list[str]:
     ]
 
 
-def _most(link: Link) -> str:
+def _most(link: to.Link) -> str:
     """What the link bears."""
     if not link.capacity_found:
         return "not limited" if link.capacity is None else f"of {size_text(link.capacity)}/s"
@@ -75,14 +75,14 @@ def _most(link: Link) -> str:
     return f"of {size_text(link.capacity)}/s found, answers late by {(link.delay_seconds or 0.0) * 1000:.0f} ms"
 
 
-def _right(moved: SlotBandwidth) -> str:
+def _right(moved: to.SlotBandwidth) -> str:
     """What a slot has a right to."""
     named = {"guaranteed": moved.guarantee, "share": moved.share, "ceiling": moved.ceiling}
     told = [f"{size_text(bandwidth)}/s {name}" for name, bandwidth in named.items() if bandwidth is not None]
     return ", ".join(told) or NOTHING
 
 
-def _throttled(requests: OriginRequests) -> str:
+def _throttled(requests: to.OriginRequests) -> str:
     told = []
     if requests.throttled:
         told.append(f"{requests.throttled:,} for {requests.waited_seconds / requests.throttled:.2g} s")
@@ -93,7 +93,7 @@ def _throttled(requests: OriginRequests) -> str:
     return ", ".join(told) or NOTHING
 
 
-def _unflushed(pending: Unflushed | None) -> str:
+def _unflushed(pending: to.Unflushed | None) -> str:
     if pending is None:
         return NOTHING
     return f"{counted(pending.objects, 'object')}, {size_text(pending.bytes)}" if pending.objects else "nothing"

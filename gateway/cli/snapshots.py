@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from gateway.admin.formatting import counted, size_text
-from gateway.admin.media_types import LINES_TYPE
+from gateway.api import LINES_TYPE
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -29,7 +29,7 @@ from gateway.cli.jobs import follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Snapshot
+    from gateway.api import documents as to
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 
@@ -172,7 +172,7 @@ def _output(file: Path | None) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-def _tell(snapshot: Snapshot, done: str, json: bool) -> None:
+def _tell(snapshot: to.Snapshot, done: str, json: bool) -> None:
     if json:
         print_json(snapshot.document())
         return
@@ -192,7 +192,7 @@ _TABLE = (
 )
 
 
-def _show(snapshots: list[Snapshot]) -> None:
+def _show(snapshots: list[to.Snapshot]) -> None:
     print_table(_TABLE, (Row(_cells(one), "red" if one.problem is not None else "") for one in snapshots))
     for one in snapshots:
         if one.problem is not None:
@@ -203,9 +203,9 @@ _TIME_MAX = 253_402_300_799
 """The last second that can be shown. Versions before took in snapshots that say later ones."""
 
 
-def _cells(one: Snapshot) -> list[str]:
+def _cells(one: to.Snapshot) -> list[str]:
     freezes = ", ".join(one.slots) or NOTHING
-    if one.prefix is None:
+    if not one.prefix:
         return [one.name, NOTHING, NOTHING, NOTHING, NOTHING, freezes]
     begun, ended = (datetime.fromtimestamp(min(max(at, 0), _TIME_MAX), UTC) for at in (one.started_at, one.ended_at))
     listed = f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"

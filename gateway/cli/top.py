@@ -27,7 +27,8 @@ from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
+    from gateway.admin.client import LiveAdminClient
+    from gateway.api import documents as to
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
@@ -194,7 +195,7 @@ def _head(figures: Figures, history: Sequence[float], now: float) -> Iterator[Li
         yield from _throughput(figures, status, history)
 
 
-def _health(status: Status) -> Iterator[Line]:
+def _health(status: to.Status) -> Iterator[Line]:
     gateway, cache = status.gateway, status.cache
     if gateway is not None:
         up = sum(one.ready for one in gateway.processes)
@@ -205,7 +206,7 @@ def _health(status: Status) -> Iterator[Line]:
         for problem in filter(None, (gateway.closed, gateway.settings_problem)):
             yield printable(problem), "red"
     for origin in (status.origin, *status.origin.differing):
-        text = f"origin    {origin.endpoint_url}: {origin_text(origin.model_dump())}"
+        text = f"origin    {origin.endpoint_url}: {origin_text(origin)}"
         yield printable(text), "red" if origin.problem is not None else ""
     ratio = "" if cache.hit_ratio is None else f", {cache.hit_ratio:.1%} of bytes from it since the start"
     yield f"cache     {size_text(cache.usage_bytes)} of {size_text(cache.capacity_bytes)} in use{ratio}", ""
@@ -213,7 +214,7 @@ def _health(status: Status) -> Iterator[Line]:
         yield f"disk      {'; '.join(DISK_STATES[cache.disk.state])}", "bold red"
 
 
-def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> Iterator[Line]:
+def _throughput(figures: Figures, status: to.Status, history: Sequence[float]) -> Iterator[Line]:
     rates = figures.rates
     yield f"served    {_served(rates)}", ""
     if rates is not None:
@@ -223,17 +224,17 @@ def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> I
             f"{size_text(rates.origin_written_bytes)}/s, of it flushes {size_text(rates.flush_bytes)}/s",
             "",
         )
-    pending = figures.unflushed()
+    pending = status.writeback
     if pending is not None:
-        amount = f"{counted(pending['objects'], 'object')}, {size_text(pending['bytes'])}"
-        age = pending["oldest_age_seconds"]
-        oldest = "" if age is None else f", the oldest for {timedelta(seconds=round(age))}"
+        amount = f"{counted(pending.objects, 'object')}, {size_text(pending.bytes)}"
+        age_seconds = figures.oldest_age_seconds(pending)
+        oldest = "" if age_seconds is None else f", the oldest for {timedelta(seconds=round(age_seconds))}"
         wrong = wrong_with(pending)
         told = ", ".join(filter(None, (*wrong, waiting_text(pending))))
         text = f"unflushed {amount}{oldest}" + (f"; {told}" if told else "")
         yield text, "red" if wrong else ""
-        if status.writeback is not None and status.writeback.journal_problem is not None:
-            yield printable(f"journal   takes nothing now: {status.writeback.journal_problem}"), "bold red"
+        if pending.journal_problem is not None:
+            yield printable(f"journal   takes nothing now: {pending.journal_problem}"), "bold red"
     if any(history):
         yield f"          {curve(history)}", "cyan"
 
@@ -269,7 +270,7 @@ _SLOTS = (
 )
 
 
-def _slot(one: Slot) -> list[str]:
+def _slot(one: to.Slot) -> list[str]:
     limit, pending = one.capacity.limit_bytes, one.unflushed
     return [
         printable(one.name),
@@ -294,13 +295,13 @@ _JOBS = (
 )
 
 
-def _newest(jobs: Sequence[Job]) -> list[Job]:
+def _newest(jobs: Sequence[to.Job]) -> list[to.Job]:
     """Those that run first, then the latest."""
     running = [job for job in jobs if job.state == "running"]
     return running + [job for job in jobs[::-1] if job.state != "running"]
 
 
-def _job(one: Job) -> list[str]:
+def _job(one: to.Job) -> list[str]:
     share = f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
     return [
         one.id,
@@ -323,7 +324,7 @@ _CHECKPOINTS = (
 )
 
 
-def _checkpoint(one: Checkpoint) -> list[str]:
+def _checkpoint(one: to.Checkpoint) -> list[str]:
     share = one.bytes_flushed / one.bytes if one.bytes else float(one.state == "durable")
     times = (one.flush_seconds_left, one.exposed_seconds)
     return [
@@ -354,7 +355,7 @@ def _slowest(figures: Figures) -> list[Row]:
     return [Row(_request(one, figures.at), "red" if one.is_error else "") for one in found]
 
 
-def _request(one: RecentRequest, at: float) -> list[str]:
+def _request(one: to.RecentRequest, at: float) -> list[str]:
     return [
         seconds_text(one.seconds),
         str(timedelta(seconds=round(max(0.0, at - one.at)))),
@@ -368,6 +369,6 @@ def _request(one: RecentRequest, at: float) -> list[str]:
     ]
 
 
-def _state_style(one: Checkpoint) -> str:
+def _state_style(one: to.Checkpoint) -> str:
     yellow = dict.fromkeys(("stalled", "waiting for the bucket"), "yellow")
     return {"failed": "red", "conflict": "red", "durable": "green", **yellow}.get(one.state, "")

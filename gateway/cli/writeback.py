@@ -26,7 +26,8 @@ from gateway.cli.export import export
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import AdminClient, OpenUpload, PendingObject
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
 
 app = typer.Typer(
     name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
@@ -102,7 +103,7 @@ def _list_objects(client: AdminClient, prefix: str, limit: int, *, problems: boo
     found = client.pending_objects(prefix, problems=problems)
     count = size_bytes = undecided = 0
 
-    def counting() -> Iterator[PendingObject]:
+    def counting() -> Iterator[to.PendingObject]:
         nonlocal count, size_bytes, undecided
         for one in islice(found, limit or None):
             count, size_bytes = count + 1, size_bytes + one.bytes
@@ -118,16 +119,16 @@ def _list_objects(client: AdminClient, prefix: str, limit: int, *, problems: boo
             typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
     _tell_more(found)
     if not json:
-        left = client.open_upload_count(prefix)
+        left = client.flush_progress(prefix, 0)
         if left.open_uploads:
-            typer.echo(f"{no_objects_yet_text(left.model_dump())}: --uploads shows them", err=True)
+            typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
 
 
 def _list_uploads(client: AdminClient, prefix: str, limit: int, *, json: bool) -> None:
     found = client.open_uploads(prefix)
     count = size_bytes = 0
 
-    def counting() -> Iterator[OpenUpload]:
+    def counting() -> Iterator[to.OpenUpload]:
         nonlocal count, size_bytes
         for one in islice(found, limit or None):
             count, size_bytes = count + 1, size_bytes + one.bytes
@@ -141,7 +142,7 @@ def _list_uploads(client: AdminClient, prefix: str, limit: int, *, json: bool) -
     _tell_more(found)
 
 
-def _print_lines(found: Iterator[PendingObject] | Iterator[OpenUpload]) -> None:
+def _print_lines(found: Iterator[to.PendingObject] | Iterator[to.OpenUpload]) -> None:
     for one in found:
         sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
 
@@ -221,14 +222,14 @@ def abort(
 app.command(**explained("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
 
 
-def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[OpenUpload]:
+def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[to.OpenUpload]:
     """The open uploads that are meant, those of one key or of all under a prefix."""
     return [
         one for one in client.open_uploads(name) if (under or one.url == name) and upload_id in (None, one.upload_id)
     ]
 
 
-def _confirm_abort(uploads: list[OpenUpload]) -> None:
+def _confirm_abort(uploads: list[to.OpenUpload]) -> None:
     """Have somebody at a terminal agree, who sees them."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
@@ -282,7 +283,7 @@ _UPLOADS = (
 )
 
 
-def _object_row(one: PendingObject) -> Row:
+def _object_row(one: to.PendingObject) -> Row:
     cells = [
         one.state,
         age_text(one.acknowledged_at),
@@ -295,6 +296,6 @@ def _object_row(one: PendingObject) -> Row:
     return Row(cells, "red" if one.state in _TO_BE_DECIDED else "")
 
 
-def _upload_row(one: OpenUpload) -> Row:
+def _upload_row(one: to.OpenUpload) -> Row:
     ages = [age_text(one.initiated_at), age_text(one.touched_at)]
     return Row([*ages, f"{one.parts:,}", size_text(one.bytes), printable(one.url), one.upload_id])

@@ -19,11 +19,10 @@ from pydantic import SecretStr
 
 from gateway import __version__
 from gateway.admin import history
-from gateway.admin.app import control_app
+from gateway.admin.app import control_app, describe
 from gateway.admin.history import CountsHistory
-from gateway.admin.openapi import describe
-from gateway.admin.openapi_parts import SNAPSHOT_NAME_SCHEMA
 from gateway.admin.process_metrics import set_process_metrics
+from gateway.admin.snapshots import SNAPSHOT_NAME as NAME_DESCRIBED
 from gateway.admin.state import GatewayState, ProcessState, StateHolder
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
@@ -476,7 +475,7 @@ def test_answers_have_what_is_described_of_them() -> None:
     assert status["properties"]["gateway"]["required"] == list(status["properties"]["gateway"]["properties"])
     events = paths["/api/v1/events"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert events["properties"]["results"]["items"]["required"] == ["place", "outcome"]
-    assert SNAPSHOT_NAME_SCHEMA["pattern"] == SNAPSHOT_NAME
+    assert NAME_DESCRIBED == SNAPSHOT_NAME
 
 
 def assert_described(value: Any, schema: dict[str, Any]) -> None:

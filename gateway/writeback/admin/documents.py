@@ -1,4 +1,4 @@
-"""Pending objects, uploads and figures as JSON documents, and the tokens of pages. Times in seconds since 1970."""
+"""Pending objects, uploads and figures as documents of the admin API, and the tokens of its pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.api import documents as to
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
@@ -19,38 +20,38 @@ from gateway.writeback.flushing.state import Headed
 from gateway.writeback.journal.records import BucketCapabilities, State
 
 
-def object_document(row: PendingRow) -> dict[str, Any]:
-    """One pending object, or, with `deleted`, one that is to be deleted; null is what is not known."""
+def object_document(row: PendingRow) -> to.PendingObject:
+    """Describe one pending object, or, with `deleted`, one that is deleted at the origin soon; null is not known."""
     write, turn = row.write, row.turn
-    return {
-        "bucket": row.key.bucket,
-        "key": row.key.key,
-        "sequence": row.sequence,
-        "slot": row.slot,
-        "state": _state_of(row),
-        "bytes": row.size_bytes,
-        "etag": write.etag if write is not None and not write.deleted else None,
-        "deleted": write.deleted if write is not None else None,
-        "acknowledged_at": write.acknowledged_at if write is not None else None,
-        "parts": row.parts,
-        "parts_sent": row.sent_parts,
-        "bytes_sent": row.sent_bytes,
-        "failures": turn.attempts,
-        "failing_since": turn.failing_since,
-        "waits_for": turn.after_sequence,
-        "reason": row.problem or turn.last_error,
-    }
+    return to.PendingObject(
+        bucket=row.key.bucket,
+        key=row.key.key,
+        sequence=row.sequence,
+        slot=row.slot,
+        state=_state_of(row),
+        bytes=row.size_bytes,
+        etag=write.etag if write is not None and not write.deleted else None,
+        deleted=write.deleted if write is not None else None,
+        acknowledged_at=write.acknowledged_at if write is not None else None,
+        parts=row.parts,
+        parts_sent=row.sent_parts,
+        bytes_sent=row.sent_bytes,
+        failures=turn.attempts,
+        failing_since=turn.failing_since,
+        waits_for=turn.after_sequence,
+        reason=row.problem or turn.last_error,
+    )
 
 
-def versions_document(row: PendingRow, found: Headed) -> dict[str, Any]:
-    """This node's version and the origin's, of which null is what it does not say; `at_origin` null: it has none."""
+def versions_document(row: PendingRow, found: Headed) -> to.Versions:
     at, size, etag = found.moment.at - found.age_seconds, found.size_bytes, found.etag
-    theirs = {"bytes": size if size >= 0 else None, "modified_at": at if isfinite(at) else None}
-    return {"object": object_document(row), "at_origin": None if etag is None else theirs | {"etag": etag}}
+    theirs = None
+    if etag is not None:
+        theirs = to.AtOrigin(bytes=size if size >= 0 else None, etag=etag, modified_at=at if isfinite(at) else None)
+    return to.Versions(object=object_document(row), at_origin=theirs)
 
 
 def _state_of(row: PendingRow) -> str:
-    """waiting, sending, local, waiting for the bucket, failed, conflict or damaged."""
     if row.state is State.LOCAL:
         return "local"
     if row.is_damaged:
@@ -62,35 +63,25 @@ def _state_of(row: PendingRow) -> str:
     return "sending" if row.sent_parts or row.state is State.PUBLISHING else "waiting"
 
 
-def upload_document(row: PendingRow) -> dict[str, Any]:
-    """An upload that the client has not completed."""
+def upload_document(row: PendingRow) -> to.OpenUpload:
     upload = row.write
-    return {
-        "bucket": row.key.bucket,
-        "key": row.key.key,
-        "upload_id": row.upload_id,
-        "slot": row.slot,
-        "initiated_at": upload.began_at if upload is not None else None,
-        "touched_at": upload.touched_then.at if upload is not None else None,
-        "parts": row.parts,
-        "parts_sent": row.sent_parts,
-        "bytes": row.here_bytes,
-        "reason": row.turn.last_error,
-    }
+    return to.OpenUpload(
+        bucket=row.key.bucket,
+        key=row.key.key,
+        upload_id=row.upload_id or "",
+        slot=row.slot,
+        initiated_at=upload.began_at if upload is not None else None,
+        touched_at=upload.touched_then.at if upload is not None else None,
+        parts=row.parts,
+        parts_sent=row.sent_parts,
+        bytes=row.here_bytes,
+        reason=row.turn.last_error,
+    )
 
 
 _SUMS = (
-    "objects",
-    "bytes",
-    "local_objects",
-    "local_bytes",
-    "staged_bytes",
-    "open_uploads",
-    "open_upload_bytes",
-    "conflicts",
-    "damaged",
-    "failing",
-    "waiting_for_bucket",
+    *("objects", "bytes", "local_objects", "local_bytes", "staged_bytes", "open_uploads", "open_upload_bytes"),
+    *("conflicts", "damaged", "failing", "waiting_for_bucket"),
 )
 
 
@@ -99,48 +90,42 @@ def summary_document(
     buffers: Mapping[str, int],
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
-) -> dict[str, Any]:
-    """Of all slots that write back or have something here, and all of them together; and what is known of buckets.
-
-    `buffers` are the slots that write back, and how many bytes they may have here. `journal_problem` says why nothing
-    can be written down of what the origin takes, where that is so.
-    """
+) -> to.Writeback:
+    """Describe all slots that write back or have something here, their sums, and the profiles of buckets. `buffers` are
+    the slots that write back, and how many bytes they may have here."""
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
     documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
-    oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
-    return {
-        **{name: sum(one[name] for one in documents) for name in _SUMS},
-        "oldest_acknowledged_at": min(oldest, default=None),
-        "journal_problem": journal_problem,
-        "slots": documents,
-        "buckets": [_bucket_document(*one) for one in buckets],
-    }
+    oldest = [one.oldest_acknowledged_at for one in documents if one.oldest_acknowledged_at is not None]
+    return to.Writeback(
+        **{name: sum(getattr(one, name) for one in documents) for name in _SUMS},
+        oldest_acknowledged_at=min(oldest, default=None),
+        journal_problem=journal_problem,
+        slots=documents,
+        buckets=[_bucket_document(*one) for one in buckets],
+    )
 
 
-def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dict[str, Any]:
-    """`buffer_bytes` null: it is not written back any more."""
-    return {
-        "slot": name,
-        "buffer_bytes": buffer_bytes,
-        "staged_bytes": stats.staged_bytes,
-        "local_objects": stats.local_objects,
-        "local_bytes": stats.local_bytes,
-        **_stats_document(stats.pending, stats.uploads),
-        "oldest_upload_touched_at": stats.uploads.touched.at if stats.uploads.touched is not None else None,
-        "reason": stats.reason,
-    }
+def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> to.PendingSlot:
+    return to.PendingSlot(
+        slot=name,
+        buffer_bytes=buffer_bytes,
+        staged_bytes=stats.staged_bytes,
+        local_objects=stats.local_objects,
+        local_bytes=stats.local_bytes,
+        **_stats(stats.pending, stats.uploads),
+        oldest_upload_touched_at=stats.uploads.touched.at if stats.uploads.touched is not None else None,
+        reason=stats.reason,
+    )
 
 
-def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str, Any]:
-    """Whether its ETags are MD5s, and what it makes of conditions on each kind of request (yes, ignored, refused,
-    unknown)."""
+def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> to.BucketProfile:
     known = capabilities.conditions
     conditions = {"put": known.put, "complete": known.complete, "delete": known.delete}
-    return {
-        "bucket": bucket,
-        "md5_etags": capabilities.md5_etags,
-        "conditions": {kind: honoured.name.lower() for kind, honoured in conditions.items()},
-    }
+    return to.BucketProfile(
+        bucket=bucket,
+        md5_etags=capabilities.md5_etags,
+        conditions={kind: honoured.name.lower() for kind, honoured in conditions.items()},
+    )
 
 
 def flush_document(
@@ -151,27 +136,28 @@ def flush_document(
     attempts: Attempts,
     awaiting: Mapping[int, int],
     journal_problem: str | None = None,
-) -> dict[str, Any]:
-    """What is left of a flush; `awaiting` are how many files manifests wait for; `journal_problem` as above."""
-    return {
-        "prefix": str(prefix),
-        "is_name": isinstance(prefix, Name),
-        "awaiting_files": len(awaiting),
-        "files_missing": sum(awaiting.values()),
-        "through": through,
-        **_stats_document(stats.pending, stats.uploads),
-        "local_objects": stats.local_objects,
-        "bytes_sent": stats.sent_bytes,
-        "stuck": stats.stuck,
-        "held_up": stats.held_up,
-        "longest_attempt_seconds": attempts.longest_seconds,
-        "origin_away": attempts.is_away,
-        "journal_problem": journal_problem,
-        "problems": [object_document(one) for one in problems],
-    }
+) -> to.FlushProgress:
+    """Describe what is left of a flush; `awaiting` are how many files manifests wait for."""
+    return to.FlushProgress(
+        prefix=str(prefix),
+        is_name=isinstance(prefix, Name),
+        awaiting_files=len(awaiting),
+        files_missing=sum(awaiting.values()),
+        through=through,
+        **_stats(stats.pending, stats.uploads),
+        local_objects=stats.local_objects,
+        bytes_sent=stats.sent_bytes,
+        stuck=stats.stuck,
+        held_up=stats.held_up,
+        longest_attempt_seconds=attempts.longest_seconds,
+        origin_away=attempts.is_away,
+        journal_problem=journal_problem,
+        problems=[object_document(one) for one in problems],
+    )
 
 
-def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
+def _stats(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
+    """Return the fields of `Sums`, except for `local_objects`."""
     return {
         "objects": pending.objects,
         "bytes": pending.size_bytes,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import NothingPending
 from gateway.core.model import ObjectKey
@@ -60,9 +60,9 @@ class WritebackAdmin:
         self._clock = clock
         self.checkpoint_queries = CheckpointQueries(queries)
         self.report = CheckpointsReport(self.checkpoint_queries, clock)
-        self._summary: tuple[float, dict[str, Any]] | None = None
+        self._summary: tuple[float, to.Writeback] | None = None
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> to.Writeback:
         """What only this node has, slot by slot: as it was within the last seconds."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
@@ -70,32 +70,32 @@ class WritebackAdmin:
             self._summary = now, summary_document(slots, self._buffers, buckets, self._journal.problem)
         return self._summary[1]
 
-    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """A page of what is pending under a prefix, in the order of keys; `next` is null behind the last."""
         bucket, key, sequence = from_token(after, str, str, int) if after else ("", "", 0)
         found = await self._queries.page(prefix, (bucket, key, sequence), count)
         following = to_token(*found[-1].key, found[-1].sequence) if len(found) == count else None
-        return {"objects": [object_document(one) for one in found], "next": following}
+        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
-    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """The same of what does not get to the origin, in the order of acknowledgement."""
         [behind] = from_token(after, int) if after else [0]
         found = await self._queries.problems(prefix, behind, count)
         following = to_token(found[-1].sequence) if len(found) == count else None
-        return {"objects": [object_document(one) for one in found], "next": following}
+        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
         """The same of the uploads that are open: nothing of them can be flushed before they are completed."""
         bucket, key, upload_id = from_token(after, str, str, str) if after else ("", "", "")
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
-        return {"uploads": [upload_document(one) for one in found], "next": following}
+        return to.OpenUploads(uploads=[upload_document(one) for one in found], next=following)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
         """A page of the checkpoints under a prefix; with `states`, of those that are in one of these."""
         return await self.report.page(prefix, after, count, states)
 
-    async def flush(self, prefix: Prefix) -> dict[str, Any]:
+    async def flush(self, prefix: Prefix) -> to.FlushProgress:
         """Have all that is pending under a prefix by now be tried at once, before what nobody waits for, and say how
         much it is. Where it is the name of an object, or a directory, it is about that and nothing else."""
         through = self._journal.read(lambda tx: tx.newest())
@@ -106,7 +106,7 @@ class WritebackAdmin:
         await self._try_now(scope)
         return begun
 
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
         """What of it is pending still that was acknowledged as `through` or before it. `is_name`: it is no prefix, but
         an object, and all that lies under it as under a directory."""
         scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
@@ -142,14 +142,14 @@ class WritebackAdmin:
     def _awaiting(self, scope: Prefix) -> Mapping[int, int]:
         return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
-    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+    async def versions(self, key: ObjectKey) -> to.Versions:
         """What is pending first under a key, and what the origin has there now. NothingPending, OriginUnreachable."""
         row = await self._queries.first_of(key)
         if row is None:
             raise NothingPending(f"nothing is pending under {key}")
         return versions_document(row, await self._resolver.at_origin(row))
 
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         """Decide about what is pending under a key (`Decision`); `sequence`, where it must be this very object.
 
         NothingPending, ValueError, and what `ConflictResolver.decide` raises.
@@ -163,15 +163,15 @@ class WritebackAdmin:
         found = await self._resolver.decide(row, chosen)
         self._summary = None
         await self._try_now(Prefix(key.bucket, key.key))
-        return {"object": str(key), "sequence": row.sequence, "decision": decision, "etag_at_origin": found}
+        return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
 
-    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
+    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
         """End uploads that their clients have not completed, as AbortMultipartUpload does; also where the row is
         damaged. What the origin has of them is aborted soon."""
         found = await self._queries.open_uploads(upload_ids)
-        aborted = [one.upload_id for one in found if await self._abort(one)]
+        aborted = [one.upload_id or "" for one in found if await self._abort(one)]
         self._summary = None
-        return {"aborted": aborted, "not_open": [one for one in upload_ids if one not in aborted]}
+        return to.Aborted(aborted=aborted, not_open=[one for one in upload_ids if one not in aborted])
 
     async def _abort(self, row: PendingRow) -> bool:
         now = Moment.of(self._clock)
@@ -199,32 +199,32 @@ class WritebackAdmin:
 class NoWriteback:
     """Where there is no buffer: nothing is pending."""
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> to.Writeback:
         return summary_document({}, {}, [])
 
-    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"objects": [], "next": None}
+    async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
+        return to.PendingObjects(objects=[], next=None)
 
-    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"objects": [], "next": None}
+    async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
+        return to.PendingObjects(objects=[], next=None)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"uploads": [], "next": None}
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
+        return to.OpenUploads(uploads=[], next=None)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
-        return {"checkpoints": [], "next": None, "ungrouped": None}
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
+        return to.Checkpoints(checkpoints=[], next=None, ungrouped=None)
 
-    async def flush(self, prefix: Prefix) -> dict[str, Any]:
+    async def flush(self, prefix: Prefix) -> to.FlushProgress:
         return await self.progress(prefix, 0)
 
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
         return flush_document(prefix, through, FlushStats(), [], Attempts(), {})
 
-    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+    async def versions(self, key: ObjectKey) -> to.Versions:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
-        return {"aborted": [], "not_open": list(upload_ids)}
+    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
+        return to.Aborted(aborted=[], not_open=list(upload_ids))
