@@ -140,12 +140,6 @@ PARTS = (
         ["--timeout=3600", "tests/policy/test_fair_shares.py", "-k", "many_slots"],
     ),
     Part(
-        "migration",
-        "a kill before each statement of a migration of the journal (before one in three without the setting)",
-        {"FOREBAY_MIGRATION_STRIDE": "1"},
-        ["--timeout=3600", "tests/writeback/journal/test_migration.py"],
-    ),
-    Part(
         "harms",
         "files flipped, torn, swapped, removed under a running gateway",
         {"FOREBAY_HARMS": "10000", "FOREBAY_HARM_SEED": "{seed}"},

@@ -23,7 +23,7 @@ from gateway.api import documents as to
 from gateway.core.errors import BufferUnavailable, SnapshotError, StoreUnavailable
 from gateway.policy.slots import Prefix
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 FRESH_SECONDS = 0.5
 """A document so old is given again: several open pages cost as much as one."""
@@ -78,7 +78,7 @@ class OverviewApi:
         return Response(body, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def _make(self) -> to.Overview:
-        reading = await asyncio.to_thread(Reading, self._directory)
+        reading = await asyncio.to_thread(MetricReading, self._directory)
         status = await self._status.status(reading)
         slots = self._slots.since_last(reading, status.writeback)
         checkpoints, problems, uploads = await self._unflushed()

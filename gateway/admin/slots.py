@@ -23,7 +23,7 @@ from gateway.config import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_reading import Reading, by_labels
+from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 RATE_SECONDS = 1.0
 """Rates are those of so long a time: an answer takes as long."""
@@ -57,8 +57,8 @@ class _Sample:
         return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
 
 
-def _sample(read: Path | Reading) -> _Sample:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _sample(read: Path | MetricReading) -> _Sample:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     [moved] = by_labels(read, ("direction", "slot"), metrics.ORIGIN_BYTES)
     [waited] = by_labels(read, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
     counted = by_labels(read, ("slot",), *_THROTTLING.values())
@@ -164,8 +164,8 @@ class SlotsApi:
         held = await asyncio.to_thread(_held, self._directory)
         return self._documents(held, await self._lent.pending(), before, now)
 
-    def since_last(self, reading: Reading, summary: to.Writeback | None) -> to.Slots:
-        """Return the same at once, with rates since the last call. `summary` says what is unflushed."""
+    def since_last(self, reading: MetricReading, summary: to.Writeback | None) -> to.Slots:
+        """The same at once: rates are those since it was called last. `summary`: of what is unflushed."""
         now = _sample(reading)
         before, self._last = self._last or now, now
         return self._documents(_held(reading), summary, before, now)
@@ -239,8 +239,8 @@ class _Link:
         return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
 
 
-def _held(read: Path | Reading) -> dict[str, dict[str, float]]:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _held(read: Path | MetricReading) -> dict[str, dict[str, float]]:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     of_slot = {
         "used": metrics.CACHE_USAGE_BYTES,
         "reserved": metrics.CACHE_RESERVED_BYTES,

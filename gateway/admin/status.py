@@ -25,7 +25,7 @@ from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.shared.recent_requests import recent_requests
 from gateway.telemetry import metric_reading, metrics
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 LIMIT, LIMIT_MAX = 20, 1000
 """Of each list of requests."""
@@ -74,7 +74,7 @@ class StatusApi:
 
     @operation("GET /api/v1/status", "Processes, origin, cache and slots.", to.Status)
     async def show(self, _request: Request) -> to.Status:
-        return await self.status(await asyncio.to_thread(Reading, self._directory))
+        return await self.status(await asyncio.to_thread(MetricReading, self._directory))
 
     @operation("GET /api/v1/settings", "Settings in force, and defaults.", to.SettingsInForce)
     async def settings(self, _request: Request) -> to.SettingsInForce:
@@ -155,7 +155,7 @@ class StatusApi:
         next_at = found.started_at + self._live.now.cache.scrub_period_seconds
         return found.model_copy(update={"next_at": next_at, "part_done": round(found.part_done, 4)})
 
-    async def status(self, reading: Reading) -> to.Status:
+    async def status(self, reading: MetricReading) -> to.Status:
         state, settings = self._holder.state, self._live.now
         cache, figures = settings.cache, _figures_by_slot(reading, settings)
         origin, others = await self.findings()
@@ -204,10 +204,10 @@ class StatusApi:
         )
 
 
-def disk_status(read: Path | Reading) -> to.DiskStatus:
+def disk_status(read: Path | MetricReading) -> to.DiskStatus:
     """Return what the processes have found of the disk. A disk on which blocks may replace each other and no write
     finds room is full, too. With a directory it reads files: call it in a thread."""
-    reading = read if isinstance(read, Reading) else Reading(read)
+    reading = read if isinstance(read, MetricReading) else MetricReading(read)
     found, journal = metric_reading.by_label(
         reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE
     )
@@ -224,7 +224,7 @@ def _finding(found: OriginFinding) -> dict[str, Any]:
     return {"reachable": found.reachable, "state": found.state, "problem": found.problem}
 
 
-def _figures_by_slot(reading: Reading, settings: Settings) -> dict[str, to.Figures]:
+def _figures_by_slot(reading: MetricReading, settings: Settings) -> dict[str, to.Figures]:
     found = metric_reading.by_label(
         reading,
         "slot",

@@ -46,16 +46,15 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.opening import ANSWERS, disbelieve
+from gateway.metadata.opening import ANSWERS, discard_catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
-from gateway.origin.client import Origin
-from gateway.origin.retry import SilenceBoard
+from gateway.origin.client import Origin, OriginCredentials
+from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import OriginCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
@@ -70,21 +69,21 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 _log = structlog.get_logger("forebay.writeback")
 
 _LEARNED_SECONDS_MAX = 1.0
-"""So long changed slots wait at most until what was learned is written down."""
+"""The most seconds that changed slots wait until what was learned is written down."""
 
 SNAPSHOTS = "snapshots"
-"""Where in the cache directory they lie."""
+"""The directory of snapshots in the cache directory."""
 
 CHECKS_AT_ONCE = 8
-"""So many questions to one home at the same time, where it is checked."""
+"""Parallel questions to one home in its check."""
 
 _SILENCE = "origin-silence"
-"""Where in the shared directory the processes tell each other that an origin is silent."""
+"""The file in the shared directory by which processes report silent origins to each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What every process of the gateway has. `process` is its number."""
+    """The parts of every process of the gateway. `process` is its number."""
 
     process: int
 
@@ -134,33 +133,33 @@ async def _node(
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
         stack.push_async_callback(finder.close)
-        finder.follow(bandwidth)
+        finder.apply_settings(bandwidth)
         node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
 
-        async def follow() -> None:
+        async def apply_settings() -> None:
             metrics.cache_capacity(live.now.cache.capacity_bytes)
-            node.slots.follow(_slots(live.now))
-            await keys.follow(live.now)
+            node.slots.apply_settings(_slots(live.now))
+            await keys.apply_settings(live.now)
             if ceilings.differ(live):
                 bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
-                finder.follow(bandwidth)
+                finder.apply_settings(bandwidth)
                 meter.ceilings = bandwidth
-            meter.requests = await rates.follow()
+            meter.requests = await rates.apply_settings()
 
         ceilings = _CeilingsBefore(live)
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield node
 
 
-def silence_board(shared_directory: Path | None) -> SilenceBoard:
-    """Where processes that share this directory tell each other which origins are silent, or have failed."""
-    return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
+def silence_board(shared_directory: Path | None) -> OriginHealth:
+    """Return the board on which processes that share this directory report silent or failed origins to each other."""
+    return OriginHealth(shared_directory / _SILENCE if shared_directory is not None else None)
 
 
 @asynccontextmanager
 async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
-    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
-    the keys that they are asked with."""
+    """Yield the origins, with their refusals of the gateway's keys, each asked once and for a short time; and the
+    keys."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)
@@ -174,10 +173,10 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
         origin = routed_origin(live.now, connect)
         stack.push_async_callback(origin.aclose)
 
-        async def follow() -> None:
-            await keys.follow(live.now)
+        async def apply_settings() -> None:
+            await keys.apply_settings(live.now)
 
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield origin, keys
 
 
@@ -185,7 +184,7 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
 async def _directory(
     settings: Settings, node: _Node, worker: int, shared_directory: Path | None
 ) -> AsyncIterator[tuple[BlockCache, Catalog]]:
-    """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
+    """Open the cache directory; StartupError when it is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
         _block_settings(settings, node.slots, shared_directory),
         node.origin,
@@ -225,11 +224,11 @@ async def s3_application(
     shared_directory: Path | None = None,
     closed: bool = False,
 ) -> AsyncIterator[S3App]:
-    """The S3 port's application of worker slot `worker`, with everything behind it; it follows changes of settings.
+    """Yield the S3 port's application of worker slot `worker`, with everything behind it; it follows changed settings.
 
-    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    In `shared_directory` lie files that all processes have in memory (BlockSettings). `closed`: no worker touches the
-    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: it is asked nothing.
+    All processes map files of `shared_directory` (BlockSettings). `closed`: no worker touches the cache directory, and
+    the origin answers all. Otherwise StoreUnavailable when the disk under it fails.
     """
     settings = live.now
     async with (
@@ -244,7 +243,7 @@ async def s3_application(
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
-            ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
+            ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
             observer=node.metrics.answers,
         )
         authenticator = Authenticator(
@@ -274,16 +273,16 @@ async def s3_application(
 
         async def follow_frozen() -> None:
             if not closed:
-                await snapshots.follow(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
+                await snapshots.apply_settings(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
 
-        async def follow() -> None:
-            authenticator.follow(_keyring(live.now, node.credentials))
+        async def apply_settings() -> None:
+            authenticator.apply_settings(_keyring(live.now, node.credentials))
             services.rights.forget()
             if not closed:
                 with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
                     async with asyncio.timeout(_LEARNED_SECONDS_MAX):
                         await catalog.settle()
-                await blocks.follow(live.now.cache.capacity_bytes)
+                await blocks.apply_settings(live.now.cache.capacity_bytes)
                 if services.writeback is None:
                     services.writeback = await buffer_if_needed()
                 else:
@@ -292,7 +291,7 @@ async def s3_application(
             await follow_frozen()
 
         await follow_frozen()
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield S3App(
             services,
             authenticator,
@@ -305,8 +304,8 @@ async def s3_application(
 
 
 @dataclass(eq=False, slots=True)
-class Upkeep:
-    """What the background process does with the cache directory. `is_outdated` is set when it is to be opened anew."""
+class BackgroundServices:
+    """The background process's work on the cache directory. `is_outdated` is set when it must be opened anew."""
 
     jobs: Jobs
     explainer: Explainer
@@ -317,7 +316,7 @@ class Upkeep:
     snapshots: SnapshotService
     flushing: Flushing | None
     settle: Callable[[], Awaitable[None]]
-    """To be called when all processes keep to the settings of now: what lies on disk is brought in line with them."""
+    """Brings the disk in line with the new settings, once all processes keep to them."""
 
     is_outdated: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -327,10 +326,10 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(
+async def background_services(
     live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
-) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts, indexes are kept up, and changes followed.
+) -> AsyncIterator[BackgroundServices]:
+    """Run the background process's part: jobs, indexes, and following changes of settings.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
@@ -346,16 +345,16 @@ async def upkeep(
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
         followed = [Slots(node.slots)]
-        """Those of which the listing index may know something still, the ones of now last."""
+        """Slots that the listing index may still know, the present ones last."""
 
-        async def follow() -> None:
-            await blocks.follow(live.now.cache.capacity_bytes)
+        async def apply_settings() -> None:
+            await blocks.apply_settings(live.now.cache.capacity_bytes)
             if flusher is not None:
                 await follow_slots(flusher.buffer, node.slots, blocks)
                 flusher.follow_slots()
             elif is_needed(live.now):
                 kept.is_outdated.set()
-            await indexes.follow(_index_plans(live.now, store.scratch))
+            await indexes.apply_settings(_index_plans(live.now, store.scratch))
             followed.append(Slots(node.slots))
 
         async def settle() -> None:
@@ -372,10 +371,12 @@ async def upkeep(
             services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
-                kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
-                with live.following(follow):
+                kept = BackgroundServices(
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                )
+                with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
-                        await follow()
+                        await apply_settings()
                     yield kept
         finally:
             await indexes.close()
@@ -384,18 +385,18 @@ async def upkeep(
 
 
 class _RatesInForce:
-    """What holds requests back, which goes on with what is known where weights are others than before."""
+    """The present request rates; a change of weights keeps the rates found."""
 
     def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
         self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
         self._of = live.request_rates
         self.now = self._made()
 
-    async def follow(self) -> RequestRates:
+    async def apply_settings(self) -> RequestRates:
         if self._of != self._live.request_rates:
             self._of, before = self._live.request_rates, self.now
             self.now = self._made()
-            self.now.take_over(before)
+            self.now.inherit(before)
             await before.aclose()
         self.now.buckets_told = buckets_told(self._live.now)
         return self.now
@@ -409,7 +410,7 @@ class _RatesInForce:
 
 
 class _CeilingsBefore:
-    """Whether ceilings are others than when it was asked last."""
+    """Tells whether ceilings have changed since the last question."""
 
     def __init__(self, live: LiveSettings) -> None:
         self._known = self._of(live)
@@ -424,7 +425,7 @@ class _CeilingsBefore:
 
 @contextmanager
 def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
-    """Who counts what is read of checkpoints; None without a directory that all processes have, or room in it."""
+    """Yield the counter of checkpoint reads; None without a shared directory, or room in it."""
     try:
         reads = CheckpointReads(directory, worker, clock) if directory is not None else None
     except OSError as error:
@@ -436,7 +437,7 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
 
 @contextmanager
 def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentRequests]:
-    """Where requests are kept that somebody may want to look at; where there is no room, nobody else sees them."""
+    """Yield the recent requests for operators; without room in the directory, of this process alone."""
     try:
         recent = RecentRequests(directory, process)
     except OSError as error:
@@ -452,7 +453,7 @@ def _bounding(node: _Node) -> Bounding:
 
 def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
     return [
-        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_concurrency, slot.index_inventory, scratch)
         for slot in settings.slots
         if slot.index
     ]
@@ -467,8 +468,8 @@ def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
 
 
 def forget_remembered(directory: Path) -> None:
-    """Have the catalog in a cache directory that nobody has open begin anew; StoreUnavailable when the disk fails."""
-    disbelieve(directory / "catalog")
+    """Reset the catalog in a cache directory that no process has open; StoreUnavailable when the disk fails."""
+    discard_catalog(directory / "catalog")
 
 
 def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
@@ -477,7 +478,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         directory=cache.directory / "blocks",
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
-        packed_bytes_max=cache.packed_bytes_max,
+        small_object_bytes_max=cache.small_object_bytes_max,
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
@@ -518,9 +519,9 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.snapshot or "",
             slot.write,
             slot.buffer_bytes,
-            slot.buffer_full,
-            slot.exposure_bytes_max,
-            slot.exposure_age_seconds_max,
+            slot.when_buffer_full,
+            slot.unflushed_bytes_max,
+            slot.unflushed_age_seconds_max,
             slot.order,
             tuple(slot.markers),
             slot.manifests,

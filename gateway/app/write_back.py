@@ -1,4 +1,4 @@
-"""The write-back buffer in a gateway: where it lies, whether it is needed, and the process that flushes it."""
+"""The write-back buffer in a gateway: its directory, the need for it, and the process that flushes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler,
 from gateway.writeback.flushing.requests import Requests
 
 RESERVE_SECONDS = 10.0
-"""How often room is set aside again that was given up."""
+"""Seconds between two attempts to set room aside again after it was given up."""
 
 
 def buffer_directory(settings: Settings) -> Path:
@@ -41,13 +41,13 @@ def buffer_directory(settings: Settings) -> Path:
 
 
 def is_needed(settings: Settings) -> bool:
-    """Whether anything may be written to it, or may still lie in it from slots that had `write = "back"` before."""
+    """Return whether anything may be written to it, or remain in it from slots that had `write = "back"` before."""
     return any(slot.is_buffered for slot in settings.slots) or buffer_directory(settings).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class Bounding:
-    """What the bounds of a buffer are taken from, and told to."""
+    """The input of a buffer's bounds, and the observer of their effects."""
 
     slots: Slots
     clock: Clock
@@ -58,9 +58,9 @@ class Bounding:
 async def opened_buffer(
     settings: Settings, worker: int, bounding: Bounding, blocks: Blocks
 ) -> AsyncIterator[WritebackBuffer | None]:
-    """The buffer, as worker slot `worker` uses it; None where none is needed. `blocks` leave room for it.
+    """Yield the buffer, as worker slot `worker` uses it; None if none is needed. `blocks` leave room for it.
 
-    StartupError for one that this version does not read, StoreUnavailable when the disk under it fails.
+    StartupError for a buffer that this version does not read, StoreUnavailable when the disk under it fails.
     """
     if not is_needed(settings):
         yield None
@@ -81,15 +81,15 @@ async def opened_buffer(
 
 
 async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
-    """Slots were changed; BufferUnavailable."""
-    await buffer.follow(slots)
+    """Follow changed slots; BufferUnavailable."""
+    await buffer.apply_settings(slots)
     if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class FlushServices:
-    """What a flush reads from, and tells of what it has done."""
+    """The parts that a flush reads from and reports to."""
 
     origin: Origin
     catalog: Catalog
@@ -101,7 +101,7 @@ class FlushServices:
 
 
 class Flushing:
-    """What takes the buffer's content to the origin; in one process of a gateway."""
+    """Takes the buffer's content to the origin, in one process of a gateway."""
 
     def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, services: FlushServices) -> None:
         publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
@@ -128,7 +128,7 @@ class Flushing:
         self._counters = services.counters
 
     def follow_slots(self) -> None:
-        """They were changed. What is pending in one that is gone goes to the origin as before."""
+        """Follow changed slots. Pending writes of a removed slot go to the origin as before."""
         self._rules.clear()
         for slot in self._slots:
             self._orders[slot.name] = order_of(slot)
@@ -137,7 +137,7 @@ class Flushing:
         self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.is_buffered})
 
     async def run(self) -> None:
-        """For ever. What is under way when this is cancelled is found out by the next one."""
+        """Flush until cancelled. The next run finds out the outcome of what was under way."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
             group.create_task(self._log.run())
@@ -157,8 +157,8 @@ class Flushing:
 async def flushing(
     settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
-    """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
-    checkpoints."""
+    """Yield the flushing of a buffer, to run; None without a buffer. In `shared_directory` workers count the bytes that
+    they send of checkpoints."""
     if buffer is None:
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None

@@ -24,7 +24,7 @@ from gateway.telemetry.metric_observers import CacheMetrics
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a cache must see to itself, and what its readers share."""
+    """The parts of a cache that it looks after itself, with those that its readers share."""
 
     tools: ReadDependencies
     opened: OpenDirectory
@@ -40,7 +40,6 @@ def assemble(
     clock: Clock,
     observer: CacheMetrics,
 ) -> Parts:
-    """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop
@@ -52,7 +51,7 @@ def assemble(
     fetchers = Fetchers(
         SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
         LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
-        settings.packed_bytes_max,
+        settings.small_object_bytes_max,
         blocks,
         locks,
         watcher,

@@ -40,13 +40,13 @@ from gateway.telemetry.metric_observers import CacheMetrics
 _log = structlog.get_logger("forebay.cache")
 _DONE = object()
 _LATE_LOOKS, _LATE_SECONDS = 60, 0.5
-"""What was begun on the account of a slot that is another now is waited for so long."""
+"""Number of looks, and seconds between them, for files begun on the account of a slot that has changed since."""
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def _ignored(_come_bytes: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 class BlockCache:
@@ -59,7 +59,7 @@ class BlockCache:
         self._opened = parts.opened
         self._rebuilding = asyncio.Lock()
         self._maintenance = Maintenance(parts.tools)
-        self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
+        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
@@ -92,12 +92,11 @@ class BlockCache:
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
-        `slot` names the one that the object belongs to: on its account go the room on disk and what is asked of the
-        origin. `headers` go along with that (lower-case names). Raises OriginAnswered when the
-        origin refuses the first missing bytes (412: the key has another version now, look again), OriginUnreachable,
-        and OriginBodyError when it answers with something else. Trouble with the cache directory is never raised.
-        `answer` is what the origin has answered already: its bytes are not asked for again. It remains the caller's to
-        close.
+        `slot` is the one that the object belongs to: its account pays for room on disk and requests to the origin,
+        which carry `headers` (lower-case names). Raises OriginAnswered when the origin refuses the first missing bytes
+        (412: the key has another version now, look again), OriginUnreachable, and OriginBodyError when it answers with
+        something else. Trouble with the cache directory is never raised. The bytes of `answer`, which the origin has
+        given already, are not requested again; the caller closes it.
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
@@ -106,7 +105,7 @@ class BlockCache:
         return reader
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
-        """The bytes of a range, where nothing has to be waited for; None: `open_range` is to be asked."""
+        """Return the bytes of a range if that needs no wait; None: call `open_range`."""
         return warm_span(self._tools, version, byte_range, slot)
 
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
@@ -121,13 +120,12 @@ class BlockCache:
         headers: Mapping[str, str],
         answer: UnpinnedResponse,
     ) -> memoryview | None:
-        """The bytes of a range of a small object, where the first answer has brought all of it; else None: `open_range`
-        is to be asked.
-        """
+        """Return the bytes of a range of a small object if the first answer has brought all of it; None: call
+        `open_range`."""
         return arrived(self._tools, version, byte_range, slot, headers, answer)
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
-        """Whether all blocks of a range are on disk, as far as the index knows."""
+        """Return True if the index has all blocks of a range."""
         tools = self._tools
         try:
             blocks = layout.blocks_of(version, byte_range, tools.settings.block_size_of(slot))
@@ -140,27 +138,27 @@ class BlockCache:
         return reader.why_missing(self._tools, version, slot, before)
 
     async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
-        """What is here of an object, and of one of its versions, and whether it is kept. StoreUnavailable."""
+        """Explain which parts of an object and one of its versions are cached, and why not. Raises StoreUnavailable."""
         tools = self._tools
         why_not = explanation.why_not_kept(tools, version.size_bytes if version is not None else None, slot)
         here = await asyncio.to_thread(explanation.presence, tools, version, slot) if version is not None else None
         return Explanation(here, await asyncio.to_thread(explanation.holding, tools, key), why_not)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
-        """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
+        """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
         return reader.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        """The right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
+        """Return the right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
 
-        None when somebody does, and when blocks of the object are here.
+        None if another caller has it, or if blocks of the object are cached.
         """
         if self.has_blocks_of(key):
             return None
         return self._tools.unpinned_gets.begin(layout.object_id(key), offset, headers)
 
     def has_blocks_of(self, key: ObjectKey) -> bool:
-        """Whether blocks of any version of an object are here, or that cannot be said."""
+        """Return True if blocks of any version of an object are cached, or if the index cannot be read."""
         try:
             return self._tools.directory.index.has_object(layout.object_id(key))
         except StoreUnavailable:
@@ -182,24 +180,24 @@ class BlockCache:
         purpose: Purpose,
         come: Callable[[int], None] = _ignored,
     ) -> tuple[int, bool]:
-        """Have one of the `pieces` on disk: how many bytes had to come for it, and whether it is there now.
+        """Bring one of the `pieces` to disk. Return how many bytes were fetched, and whether the piece is on disk:
+        False if the directory could not take it.
 
-        `come` is told again and again how many have come by then. Raises as `open_range` and its reader do. False: the
-        directory could not take it, and nothing was read on.
+        `come` gets the number of fetched bytes again and again. Raises as `open_range` and its reader do.
         """
         return await reader.fetch(self._tools, version, piece, slot, purpose, come)
 
     def others_fill(self) -> bool:
-        """Whether other processes fill blocks now: for readers, then, who wait for them."""
+        """Return True if other processes fetch blocks now, which they do for readers."""
         return self._opened.locks.others_fetch()
 
     def readers_wait(self) -> bool:
-        """Whether this process fills blocks for readers, or others fill any."""
+        """Return True if this process fills blocks for readers, or if other processes fill any."""
         tools = self._tools
         return tools.unpinned_gets.any_pending or tools.fetches.fetches_for_readers() or self.others_fill()
 
     def obtainable_bytes(self, slot: str) -> int:
-        """What a slot can have at most beside its pins, when others need all that they are guaranteed."""
+        """Return the most that a slot can have beside its pins when others need all of their guarantees."""
         used = self.usage().slots.get(slot)
         return self.pinnable_bytes(slot) - (used.pinned_bytes if used is not None else 0)
 
@@ -210,14 +208,14 @@ class BlockCache:
         return list(self._tools.directory.pins.all())
 
     async def pin(self, prefix: str) -> int:
-        """Have what is filled under a prefix from now on stay, and what `hold` is called for; the pin's number.
+        """Keep what is filled under a prefix from now on, and what `hold` names; return the pin's number.
 
-        PinRefused when another pin overlaps it.
+        Raises PinRefused when another pin overlaps it.
         """
         return await self._tools.threads.index(self._tools.directory.pins.add, prefix)
 
     async def hold(self, version: ObjectVersion, piece: ByteRange, number: int, *, slot: str) -> None:
-        """Have the blocks of a piece stay that are there already. PinRefused when that is more than may be pinned."""
+        """Keep the cached blocks of a piece. Raises PinRefused when they exceed what may be pinned."""
         directory, size = self._tools.directory, self._tools.settings.block_size_of(slot)
         ids = [block.id for block in layout.blocks_of(version, piece, size)]
         await self._tools.threads.index(directory.pins.hold, ids, number, directory.capacity)
@@ -230,22 +228,22 @@ class BlockCache:
         return True
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """Have what lies under these prefixes stay, and what was kept so before be evicted again; what somebody has
-        pinned is left alone. The number of the pin of each, and why one has none."""
+        """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
+        prefix, and the reason for each that has none."""
         pins = self._tools.directory.pins
-        numbers, refused, is_any_gone = await self._tools.threads.index(pins.follow, prefixes)
+        numbers, refused, is_any_gone = await self._tools.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
 
     async def hold_object(self, key: ObjectKey, number: int) -> int:
-        """Have all blocks of an object stay that are there; how many bytes that are. PinRefused when that is more than
-        may be pinned."""
+        """Keep all cached blocks of an object and return their bytes. Raises PinRefused when they exceed what may be
+        pinned."""
         directory, object_id = self._tools.directory, layout.object_id(key)
         return await self._tools.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
 
     def pinnable_bytes(self, slot: str) -> int:
-        """What a slot may pin at most: what it can have, beside what other slots are guaranteed or pin."""
+        """Return the most that a slot may pin: its obtainable room without other slots' guarantees and pins."""
         usage, capacity = self.usage().slots, self._tools.directory.capacity
         others = {name: used.pinned_bytes for name, used in usage.items() if name != slot}
         kept = (max(count, capacity.share(name).guaranteed_bytes) for name, count in others.items())
@@ -268,7 +266,7 @@ class BlockCache:
         return blocks
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
-        """Have fills leave room on the disk for so many bytes, asked again from time to time, on the event loop."""
+        """Make fills leave this many bytes of the disk free; the event loop renews the number from time to time."""
         self._maintenance.keep_free(rights_of_others)
 
     async def invalidate(self, key: ObjectKey) -> None:
@@ -285,7 +283,7 @@ class BlockCache:
             tools.observer.store_unavailable()
 
     async def evict(self, key: ObjectKey) -> int:
-        """The same, because somebody asks for it: how many bytes were dropped. StoreUnavailable."""
+        """Evict an object on a user's request; return the bytes dropped. Raises StoreUnavailable."""
         before = await asyncio.to_thread(explanation.holding, self._tools, key)
         await self.invalidate(key)
         after = await asyncio.to_thread(explanation.holding, self._tools, key)
@@ -303,20 +301,20 @@ class BlockCache:
         await self._account()
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
-    async def follow(self, capacity_bytes: int) -> None:
-        """Have this process keep to the slots of `BlockSettings` as they are now, and to this capacity."""
+    async def apply_settings(self, capacity_bytes: int) -> None:
+        """Make this process follow the current slots of `BlockSettings` and this capacity."""
         tools, settings = self._tools, self._tools.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         tools.directory.configured_capacity = capacity
         try:
-            await tools.threads.index_later(tools.directory.index.follow, capacity)
+            await tools.threads.index_later(tools.directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
             tools.isolation.note(error)
 
     async def move_between_slots(self) -> None:
-        """Once all processes keep to the slots of now: put each block on the account of the slot that it belongs to,
-        and evict, a little at a time, what is beyond a limit. One process does it for all."""
+        """Move each block to the account of its current slot, and evict a little at a time beyond limits. One process
+        does it for all, once all have the current slots."""
         tools = self._tools
         await self._account()
         await self._in_steps(tools.directory.shrinking())
@@ -327,10 +325,10 @@ class BlockCache:
             pass
 
     async def _account(self) -> None:
-        """Have every file be in the index, on the account of the slot that its key belongs to now."""
+        """Enter every file into the index, on the account of its key's current slot."""
         tools = self._tools
         async with self._rebuilding:
-            slots = Slots(tools.settings.slots)  # those of now to the end, though they change meanwhile
+            slots = Slots(tools.settings.slots)  # the present ones to the end, though they change meanwhile
             begun = await tools.threads.index_later(move_between_slots, tools.directory, slots)
             await self._in_steps(rebuild(tools.directory, slots))
             for _ in range(_LATE_LOOKS):
@@ -340,7 +338,7 @@ class BlockCache:
                 await tools.clock.sleep(_LATE_SECONDS)
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
-        """What looks after the blocks that nobody reads; one process runs it for all, and ends it before `close`."""
+        """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
         tools = self._tools
         return Scrubber(settings, tools.directory, tools.threads, tools.isolation, tools.clock, tools.observer)
 

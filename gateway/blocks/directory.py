@@ -6,9 +6,9 @@
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
-worker's own directory of partial files; and a block without a file never begins to exist (somebody else may remove one:
+worker's own directory of partial files; and a block without a file never begins to exist (a user may remove one:
 the reader then drops the block). A file that cannot be unlinked stays counted, and is tried again until it is gone. All
-of this blocks and belongs on the index thread.
+of these calls block and belong on the index thread.
 
 `DiskThreads` are where blocking work runs: one thread for the index, a few for files. `trouble_of` says what a refusal
 of the disk means.
@@ -47,13 +47,13 @@ from gateway.telemetry.metric_observers import CacheMetrics
 _SECONDS_OF_A_DAY = 86_400
 
 _SHEDDINGS_MAX = 8
-"""So often are files evicted for one step, where the index's map is full."""
+"""Limit of evictions for one step while the index's map is full."""
 
 T = TypeVar("T")
 
 
 def _nobody_has_it_open(_file: str) -> None:
-    """Where nobody has files open."""
+    """Do nothing: this process has no files open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class FillFile:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What had to go: blocks and bytes on disk, by slot."""
+    """Evicted blocks and bytes on disk, by slot."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     size_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Adoption:
     reservation: Reservation
     blocks: Sequence[BlockRecord]
     key: ObjectKey | None = None
-    """Of the object that the blocks are of: what is pinned stays."""
+    """The object of the blocks; a pinned object stays."""
 
 
 class BlockDirectory:
@@ -108,7 +108,7 @@ class BlockDirectory:
         """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
         self.reserve_of_others = Reserve(store.free_bytes, lambda: index.totals().reserved_bytes)
         self._lowered = capacity, capacity
-        """What was configured, and what it was lowered to last."""
+        """Configured capacity, and the last one to which it was lowered."""
 
         self._now = now
         self._evicted_blocks: Counter[int] = Counter()
@@ -117,7 +117,7 @@ class BlockDirectory:
 
     @property
     def capacity(self) -> Capacity:
-        """What all processes may use now: less than is configured while somebody else fills the disk."""
+        """Capacity of all processes now: less than configured while other programs fill the disk."""
         ceiling_bytes = self.index.ceiling_bytes(self._now())
         if ceiling_bytes is None or ceiling_bytes >= self.configured_capacity.total_bytes:
             return self.configured_capacity
@@ -229,7 +229,7 @@ class BlockDirectory:
         return self._take_evicted()
 
     def shrinking(self) -> Iterator[None]:
-        """The same a step at a time, so that others go on meanwhile; `shrink` at the end counts what has gone."""
+        """Do the same one step at a time, so that others go on meanwhile; call `shrink` at the end for the counts."""
         while True:
             step = self.index.shrink(self.capacity)
             if self._evict(step) or not step.evicted:
@@ -237,16 +237,16 @@ class BlockDirectory:
             yield
 
     def give_back(self, bytes_min: int) -> Evicted:
-        """Hold less, as somebody else fills the disk: one process decides it for all, now and then."""
+        """Lower the capacity, as other programs fill the disk: one process decides it for all, now and then."""
         self.index.lower_ceiling(self._now(), bytes_min)
         return self.shrink()
 
     def grow_again(self, step_bytes_min: int) -> None:
-        """Hold more, after somebody else has filled the disk and has made room since. OSError as the disk says it."""
+        """Raise the capacity after other programs have made room. Raises OSError."""
         self.index.raise_ceiling(self._now(), self.store.free_bytes, step_bytes_min)
 
     def try_index(self) -> None:
-        """Have the index take something; StoreUnavailable when it does not."""
+        """Write to the index as a test; raise StoreUnavailable when it fails."""
         self._with_room_in_index(self.index.try_writing)
 
     def count_appended(self, file: str) -> None:
@@ -286,7 +286,7 @@ class BlockDirectory:
         self.unlink_pending({one: size for one, size in pending.items() if size or one.worker == own})
 
     def written_today_bytes(self) -> int:
-        """What fills were given room for since midnight UTC, in all processes, and what the index took with that."""
+        """Return the bytes granted to fills since midnight UTC, in all processes, with the index's own writes."""
         return self.index.written_bytes(self._day())
 
     def _day(self) -> int:
@@ -325,8 +325,8 @@ class BlockDirectory:
         return step()
 
     def _capacity_for(self, reservation: Reservation) -> Capacity:
-        """What there is in all, less what others must find free; while the directory holds more than that, so much that
-        twice what is needed has to go: no fill waits for all that a lowered capacity evicts."""
+        """Return the capacity without the room that others must find free. If the directory holds more than that, a
+        fill evicts twice its own size at most, so that no fill waits for all evictions of a lowered capacity."""
         needed_bytes = reservation.disk_bytes
         try:
             capacity = self.reserve_of_others.capacity_for(needed_bytes, self._taken_bytes, self.capacity)
@@ -364,10 +364,10 @@ class BlockDirectory:
 
 
 class Trouble(StrEnum):
-    """What the directory can still be used for, the least harm first."""
+    """Restricted use of the directory, the least harm first."""
 
     FULL = "full"
-    """It gives, and takes nothing more: somebody else has filled the disk, or a quota is used up."""
+    """It gives, and takes nothing more: other programs have filled the disk, or a quota is used up."""
 
     READ_ONLY = "read-only"
     """It gives, and takes nothing: its file system went read-only, or writing fails."""
@@ -381,11 +381,11 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _OF_THE_PROCESS = frozenset(
     {errno.EBADF, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST}
 )
-"""These say nothing about the disk. EBADF is a defect of this program: somebody closed a file that was not his."""
+"""Errors that do not concern the disk. EBADF is a defect of this program: it closed another's descriptor."""
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What an error says about the disk; None where it says nothing: no room in a slot, no descriptors, other bytes."""
+    """Return the disk trouble behind an error; None for others: no room in a slot, no descriptors, other bytes."""
     for cause in _causes(error):
         if isinstance(cause, lmdb.Error):
             return _of_index(cause)
@@ -396,7 +396,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 def as_block_error(error: Exception) -> BlockError:
-    """What comes out of a disk thread, as the rest of the cache expects it."""
+    """Return an error of a disk thread as a BlockError."""
     if isinstance(error, BlockError):
         return error
     failure = StoreUnavailable(f"the cache directory cannot be used: {error}")
@@ -426,7 +426,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 _LOOK_SECONDS = 0.5
-"""Who waits for the index looks so often whether another process keeps it from being written."""
+"""Seconds between two looks of a waiting caller whether another process keeps the index from being written."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -436,8 +436,8 @@ Opened = TypeVar("Opened", BlockLease, BlockLease | None)
 class DiskThreads:
     """The threads of one process's cache.
 
-    What the disk says against something comes out as BlockError, and is told to `on_error` before, probes excepted.
-    `stalled` says whether another process keeps the index from being written: nobody waits for that.
+    Errors of the disk come out as BlockError after `on_error` got them, except those of probes. `stalled` returns True
+    while another process keeps the index from being written: callers do not wait for that.
     """
 
     def __init__(self, disk_threads: int) -> None:
@@ -457,7 +457,7 @@ class DiskThreads:
     async def index_or_undo(
         self, undo: Callable[[R], None], function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs
     ) -> R:
-        """The same for what makes something that has to be somebody's: `undo` is given what comes when nobody waits."""
+        """Run work whose result needs an owner: `undo` gets it if the caller has left."""
         return await self._unless_stalled(lambda: self._index.submit(function, *arguments, **keywords), undo)
 
     async def index_later(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -465,7 +465,7 @@ class DiskThreads:
         return await self._outcome(self._index.submit(function, *arguments, **keywords))
 
     async def probe(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """The same for what only tries the directory: its failures are its answer."""
+        """Run a test of the directory: its failures are its answer."""
         return await self._outcome(self._index.submit(function, *arguments, **keywords), _nobody)
 
     async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -473,7 +473,7 @@ class DiskThreads:
         return await self._outcome(self._disk.submit(function, *arguments, **keywords))
 
     async def open(self, function: Callable[P, Opened], *arguments: P.args, **keywords: P.kwargs) -> Opened:
-        """Run what opens a block file; it is closed again where nobody waits for it any more."""
+        """Open a block file; close it again if the caller has left."""
         opening = self._disk.submit(function, *arguments, **keywords)
         try:
             return await self._outcome(opening)
@@ -482,7 +482,7 @@ class DiskThreads:
             raise
 
     async def idle(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what reads block files while nobody waits for it: the disk does it when it has nothing else to do."""
+        """Read block files with idle disk priority."""
         return await self._outcome(self._idle.submit(function, *arguments, **keywords))
 
     def disk_holding(
@@ -492,9 +492,9 @@ class DiskThreads:
         *arguments: P.args,
         **keywords: P.kwargs,
     ) -> Coroutine[Any, Any, R]:
-        """The same with a lease of the function's own, which lasts until the function is done.
+        """Run work on the disk with a lease of its own, which lasts until it is done.
 
-        The lease is taken and the work begun in this call, before anybody awaits it: the caller may be gone by then.
+        This call takes the lease and begins the work at once, as its caller may be gone before it awaits the result.
         """
         return self._outcome(self._disk.submit(with_lease(file.share(), function), *arguments, **keywords))
 
@@ -549,4 +549,4 @@ def _kept_from_writing() -> StoreUnavailable:
 
 
 def _nobody(_error: BlockError) -> None:
-    """Where nobody wants to know."""
+    """Ignore the error."""

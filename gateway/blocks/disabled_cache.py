@@ -1,4 +1,4 @@
-"""What stands in the place of the block cache where its directory cannot be opened: every read goes to the origin."""
+"""Replacement of the block cache when its directory cannot be opened: every read goes to the origin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class ClosedCache:
         headers: Mapping[str, str] = _NO_HEADERS,
         answer: UnpinnedResponse | None = None,
     ) -> OriginReader:
-        """As `BlockCache.open_range`."""
         self._observer.store_unavailable()
         get = PinnedGet(self._origin, version, byte_range, headers, Purpose.LIVE, slot, self._clock, RETRIES)
         get.begin_with(answer)
@@ -50,11 +49,11 @@ class ClosedCache:
             raise
         return OriginReader(get, byte_range, slot, self._observer)
 
-    async def follow(self, capacity_bytes: int) -> None:
-        """Nothing hangs on it, or on slots."""
+    async def apply_settings(self, capacity_bytes: int) -> None:
+        """Do nothing: there is no capacity and no slot to follow."""
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
-        """Nothing is here."""
+        """Return None."""
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         return False
@@ -78,13 +77,13 @@ class ClosedCache:
         return ByteRange(first, first)
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> None:
-        """Who may ask for what is agreed on in the directory."""
+        """Return None: the right would need the directory."""
 
     async def invalidate(self, key: ObjectKey) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class OriginReader:

@@ -1,4 +1,4 @@
-"""What of an object is here, as far as the index remembers: for who asks why it is read from the origin."""
+"""Explanations why an object is read from the origin: the cached parts of it, as far as the index remembers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.blocks.reading.sources import ReadDependencies
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000
-"""Of the longest objects no more are looked at: that takes a second."""
+"""Limit of blocks of one object that are looked at: that takes a second."""
 
 _AT_ONCE = 1000
 """Looked up in one transaction: long ones keep the index from using its pages again."""
@@ -20,9 +20,8 @@ MISSING_SHOWN = 20
 
 
 class Presence(NamedTuple):
-    """What of one version is here. Of its `blocks`, `looked_at` were looked at: `here` are complete, `partly` here are
-    smaller pieces, `evicted` were here. `missing` are the first runs of bytes of blocks that are not complete.
-    """
+    """Cached parts of one version. Of its `blocks`, `looked_at` were looked at: `here` are complete, `partly` have
+    smaller pieces, `evicted` were cached. `missing` are the first runs of bytes of blocks that are not complete."""
 
     blocks: int
     looked_at: int
@@ -42,7 +41,7 @@ class Explanation(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What is here of an object, of any version: blocks and pieces of blocks."""
+    """Cached blocks and pieces of blocks of an object, of any version."""
 
     blocks: int
     size_bytes: int
@@ -53,7 +52,7 @@ def why_not_kept(tools: ReadDependencies, size_bytes: int | None, slot: str) -> 
     if not tools.isolation.writable:
         return f"the cache directory takes nothing: {tools.isolation.state}"
     if size_bytes is not None and not tools.settings.keeps(slot, size_bytes):
-        return "it is larger than the objects that its slot keeps (kept_object_size)"
+        return "it is larger than the objects that its slot keeps (max_cached_object_size)"
     return None
 
 

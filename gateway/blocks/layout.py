@@ -1,4 +1,4 @@
-"""How blocks lie on disk and in the index: their numbers, names and headers, and the index's rows, packed and unpacked.
+"""The form of blocks on disk and in the index: numbers, names and headers, and the index's rows, packed and unpacked.
 Pure.
 
 A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
@@ -17,7 +17,7 @@ state    a letter, then:
     s  slot name → its number, given once
     a  slot number → SlotAccount
     r  (worker, file) → bytes and slot: what files that are being written will take
-    u  (worker, file) → bytes: files that left the index and are to be unlinked, and what is counted for them
+    u  (worker, file) → bytes: files that left the index and await their unlink, with their counted bytes
     p  pin number → its prefix
     b  directory of data files → bytes in it that the index does not know yet
     c  name → totals, counters and marks
@@ -44,7 +44,7 @@ from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024
-"""What one checksum covers; the last chunk of a block may be shorter."""
+"""Bytes of one checksum; the last chunk of a block may be shorter."""
 
 CHECKSUM_BYTES = 4
 """One chunk's CRC32C, little-endian."""
@@ -81,7 +81,7 @@ class Block:
 
 
 class Extent(NamedTuple):
-    """Where a block's bytes lie: `length` bytes at `offset` of the file named `file`.
+    """The place of a block's bytes: `length` bytes at `offset` of the file named `file`.
 
     `checksums` holds the CRC32C of every chunk, 4 bytes little-endian each.
     """
@@ -102,7 +102,7 @@ _TAG = re.compile(r"/[0-9a-f]{16}$")
 
 
 class _Tags:
-    """What stands behind a bucket's name in ids and headers: which home it has, where that is not the first one."""
+    """Suffix of a bucket's name in ids and headers: its home, unless that is the first one."""
 
     def __init__(self) -> None:
         self.others = ""
@@ -159,7 +159,7 @@ class BlockIds:
 
 
 def object_id(key: ObjectKey) -> bytes:
-    """What the ids of all blocks of all versions of an object end with."""
+    """Return the common end of the ids of all blocks of all versions of an object."""
     return _object_id(_encode(f"{_tagged(key.bucket)}\0{key.key}"))
 
 
@@ -183,19 +183,17 @@ def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> byte
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
-    """The numbers of the blocks that hold a range."""
     return range(byte_range.first // block_size_bytes, byte_range.last // block_size_bytes + 1)
 
 
 def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
-    """The blocks that hold a range, in order."""
     ids = BlockIds(version)
     for number in block_numbers(byte_range, block_size_bytes):
         yield block_at(version, number, block_size_bytes, ids)
 
 
 def data_offset(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
-    """Where the block's bytes begin behind the start of its header: known before the first byte has come."""
+    """Return the distance from a block's header to its bytes: known before the first byte has come."""
     return _data_offset(sum(map(len, _identity(block))), block.length, alignment_bytes)
 
 
@@ -204,7 +202,7 @@ def _data_offset(identity_bytes: int, length: int, alignment_bytes: int) -> int:
 
 
 def checksums_offset(block: Block) -> int:
-    """Where the chunks' checksums lie in the header: there while the block is filled, before the rest of the header."""
+    """Return the place of the checksums in the header: written during the fill, before the rest of the header."""
     return _FIXED.size + sum(map(len, _identity(block)))
 
 
@@ -233,7 +231,7 @@ def nonce_of(file: str) -> int:
 
 
 def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
-    """What stands in the header between the magic, at MAGIC_BYTES, and the checksums: whose bytes the file holds."""
+    """Return the header from the magic, at MAGIC_BYTES, to the checksums: it identifies the block."""
     bucket, key, etag = _identity(block)
     fixed = _FIXED.pack(
         _MAGIC,
@@ -312,16 +310,14 @@ _NUMBERS = {count: struct.Struct(f"<{count}Q") for count in range(1, 8)}
 
 FILE_KEY_BYTES = 8
 QUEUE_OFFSET = 0
-"""Of the queue's number in a packed FileRecord."""
+"""Place of the queue's number in a packed FileRecord."""
 
 OFFSET_MAX = 1 << 40
-"""Of a block in its file."""
+"""Limit of a block's offset in its file."""
 
 
 @immutable
 class BlockRecord:
-    """What the index knows of one block."""
-
     block_id: bytes
     extent: Extent
 
@@ -353,9 +349,9 @@ class FileRecord:
 class Reservation:
     """Room set aside on a slot's account for a file that is not in the index yet.
 
-    `wanted` is room that somebody has asked for in so many words: what was used longest ago gives way,
-    whatever the slot's policy makes of it. `pin` is the number of the pin that the file is under, or 0. `to_write` is
-    False for what lies on this disk already. `blocks` are to be entered.
+    `wanted` is room that a user has asked for expressly: the least recently used files give way,
+    whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
+    False for a file that is on this disk already. `blocks` is the number of blocks to enter.
     """
 
     file: str
@@ -385,7 +381,7 @@ def block_id_of(key: bytes) -> bytes:
 
 
 def file_key(file: str) -> bytes:
-    """What a file is known by in the index: names are random, so these 64 bits are."""
+    """Return a file's key in the index: names are random, so these 64 bits are."""
     return hashlib.blake2b(file.encode(), digest_size=FILE_KEY_BYTES).digest()
 
 
@@ -395,7 +391,7 @@ def pack_block(extent: Extent) -> bytes:
 
 
 def unpack_extent(packed: bytes, packed_file: bytes) -> Extent:
-    """Where a block lies, from its row and that of its file: all that a reader needs."""
+    """Return a block's place from its row and that of its file."""
     _, high, low, length = _BLOCK.unpack_from(packed)
     return Extent(packed_file[_FILE.size :].decode(), high << 32 | low, length, packed[_BLOCK.size :])
 
@@ -523,7 +519,6 @@ def items(
 
 
 def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
-    """The first key that begins with `prefix`."""
     cursor = transaction.cursor(db=table)
     if not cursor.set_range(prefix):
         return None
@@ -532,7 +527,7 @@ def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> byt
 
 
 def size_bytes(transaction: lmdb.Transaction, of: Tables) -> int:
-    """What the pages of all tables take: what is free for reuse, or only kept for readers, is not among them."""
+    """Return the bytes of all tables' pages, without those free for reuse or kept for readers."""
     pages, page_bytes = 0, 0
     for table in fields(of):
         facts = transaction.stat(getattr(of, table.name))
@@ -551,15 +546,15 @@ PACKED_BYTES_MAX = 1024 * 1024
 class BlockSettings:
     """Every worker process that shares `directory` is given the same settings.
 
-    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` says who may
-    take how much of it, and in blocks of which size where that is not `block_size_bytes`. `fills_max` bounds the fills
+    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` have
+    shares of it, and block sizes other than `block_size_bytes`. `fills_max` bounds the fills
     of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
-    first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
+    first byte never queues behind bytes without a reader. Blocks of at most `small_object_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
-    Fills write at most `daily_writes_bytes` a day (UTC), all processes together, what the index takes of the disk with
-    that included; None: as much as comes. The index takes `index_bytes_max` at most; None: what its map has room for.
-    Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` say where buckets
-    are: those of one process are one.
+    Fills write at most `daily_writes_bytes` a day (UTC), all processes together, with the index's
+    own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
+    Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` are the places of
+    buckets: all parts of a process share one.
     """
 
     directory: Path
@@ -571,7 +566,7 @@ class BlockSettings:
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
     slots: Slots = field(default_factory=Slots)
-    packed_bytes_max: int = PACKED_BYTES_MAX
+    small_object_bytes_max: int = PACKED_BYTES_MAX
     daily_writes_bytes: int | None = None
     index_bytes_max: int | None = None
     shared_directory: Path | None = None
@@ -588,7 +583,7 @@ class BlockSettings:
         return size_max is None or size_bytes <= size_max
 
     def follow_slots(self) -> None:
-        """Slots were changed. What is read meanwhile in one that is gone keeps to its size of blocks."""
+        """Follow a change of slots. Reads under way in a removed slot keep its size of blocks."""
         for slot in self.slots:
             self._kept_object_bytes_max.pop(slot.name, None)
             if slot.kept_object_bytes_max is not None:
@@ -600,8 +595,8 @@ class BlockSettings:
         for size in (self.block_size_bytes, *self._block_sizes.values()):
             if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
                 raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
-        if not 0 <= self.packed_bytes_max <= PACKED_BYTES_MAX:
-            raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
+        if not 0 <= self.small_object_bytes_max <= PACKED_BYTES_MAX:
+            raise ConfigError("cache.small_object_max", self.small_object_bytes_max, "0 to 1 MiB")
         if self.capacity_bytes < 0:
             raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
         if self.readahead_bytes < 0:

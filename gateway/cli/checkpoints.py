@@ -97,7 +97,7 @@ def _why_none(client: AdminClient, prefix: str) -> str:
 
 
 _WIDTHS = {"state": -22, "files": 6, "size": 10, "ranks": 5, "save": 7, "flushed": 7, "left": 7, "exposed": 7}
-"""Of columns; below 0: to the left."""
+"""Widths of columns; below 0: aligned to the left."""
 
 _LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left", "size")
 

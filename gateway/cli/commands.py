@@ -62,7 +62,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the installed command. Its output is what was asked for; events go to standard error."""
+    """Run the installed command. Results go to standard output, events to standard error."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     app()
 
@@ -222,7 +222,7 @@ def status(
     )
 )
 def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Have the running gateway read its file, environment and secret files again, as at SIGHUP, and say what changed.
+    """Make the running gateway read its file, environment and secret files again, as at SIGHUP, and show what changed.
 
     Exit code 1 when it refuses them, or when something needs a restart: then nothing has changed.
     """

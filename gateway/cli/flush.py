@@ -24,20 +24,20 @@ _PAUSE_PER_ANSWER = 5.0
 """With much pending an answer takes a while: the gateway has other things to do than to give them."""
 
 _AGAIN_SECONDS = 3.0
-"""So often what has failed is tried again at once while somebody waits for it."""
+"""Seconds between two retries of failed objects while a command waits."""
 
 _GONE_SECONDS = 60.0
 """A background process that was killed is back by then, and goes on."""
 
 _REFUSED_SECONDS = 30.0
-"""So long nothing has got there, and all that is left fails: the bucket refuses it, as far as anybody can tell."""
+"""Seconds without progress, with failures alone, after which the bucket seems to refuse the rest."""
 
 _STALLED_SECONDS = 300.0
-"""So long nothing has got there, whatever the reason: the origin does not answer, say."""
+"""Seconds without progress after which the command gives up, for any reason: the origin does not answer, say."""
 
 _BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
-"""An attempt that takes longer is likely to be a large body on its way, however often it has failed before: it is
-waited for, instead of the one and the other."""
+"""Seconds after which an attempt is probably a large body on its way, whatever its earlier failures: the command waits
+for it in spite of the one limit and the other."""
 
 PrefixArgument = Annotated[
     str,
@@ -53,13 +53,11 @@ TimeoutOption = Annotated[
 
 
 class Outcome(StrEnum):
-    """How waiting has ended, and why."""
-
     FLUSHED = "flushed"
     STUCK = "stuck"
-    """What is left is in conflict or damaged, or waits behind that."""
+    """The rest is in conflict or damaged, or waits behind such an object."""
     FAILING = "failing"
-    """None of what is left has got anywhere for a while."""
+    """The rest has made no progress for a while."""
     TIMEOUT = "timeout"
 
 
@@ -122,7 +120,7 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
 def _wait(
     client: AdminClient, begun: to.FlushProgress, seconds: float | None, *, quiet: bool
 ) -> tuple[Outcome, to.FlushProgress]:
-    """How it ended, and what is left then."""
+    """Wait; return the outcome, and the rest."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     left, stall = begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
@@ -166,7 +164,7 @@ class _Stall:
         self._since = time.monotonic()
 
     def is_over(self, left: to.FlushProgress) -> bool:
-        """Whether there is no use in waiting for what is left."""
+        """Return True if waiting for the rest is useless."""
         now, reached = time.monotonic(), self._progress(left)
         if reached != self._reached:
             self._reached, self._since = reached, now
@@ -225,7 +223,7 @@ def _problem(one: to.PendingObject) -> list[str]:
 
 
 def _show_problems(left: to.FlushProgress) -> None:
-    """What does not get there, and why: a line each."""
+    """Show what fails, and why: a line each."""
     print_table(_PROBLEMS, (Row(_problem(one)) for one in left.problems), stderr=True)
     problems = left.conflicts + left.damaged + left.failing
     shown, held_up = len(left.problems), problems + left.waiting_for_bucket

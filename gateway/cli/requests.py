@@ -1,4 +1,4 @@
-"""`forebay requests`: which requests of late were slow, failed or were refused, and where the origin failed."""
+"""`forebay requests`: recent requests that were slow, failed or were refused, and failures of the origin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LimitOption = Annotated[
 def requests(
     limit: LimitOption = 20, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
 ) -> None:
-    """Show requests of late: the slowest of five minutes, the last that failed or were refused, failures of the origin.
+    """Show recent requests: the slowest of five minutes, the last that failed or were refused, failures of the origin.
 
     404, 412 and 416 are no refusals: clients ask for these on purpose.
     """

@@ -67,7 +67,6 @@ def _cells(slot: to.Slot) -> list[str]:
 
 
 def _most(link: to.Link) -> str:
-    """What the link bears."""
     if not link.capacity_found:
         return "not limited" if link.capacity is None else f"of {size_text(link.capacity)}/s"
     if link.capacity is None:
@@ -76,7 +75,6 @@ def _most(link: to.Link) -> str:
 
 
 def _right(moved: to.SlotBandwidth) -> str:
-    """What a slot has a right to."""
     named = {"guaranteed": moved.guarantee, "share": moved.share, "ceiling": moved.ceiling}
     told = [f"{size_text(bandwidth)}/s {name}" for name, bandwidth in named.items() if bandwidth is not None]
     return ", ".join(told) or NOTHING

@@ -50,7 +50,7 @@ def create(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List a prefix in the bucket, and save under a name what is there now."""
+    """List a prefix in the bucket, and save the listing under a name."""
     client = admin_client(admin_url, config)
     job = client.create_snapshot(name, prefix)
     if no_wait:

@@ -1,4 +1,4 @@
-"""What `forebay status` shows to people."""
+"""The output of `forebay status` for people."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Row:
 
 
 def terminal_width(*, stderr: bool = False) -> int | None:
-    """Of the terminal that is written to; None where it is none."""
+    """Return the width of the terminal written to; None without a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
@@ -91,7 +91,7 @@ def table_lines(
 
 
 def _common(cells: Sequence[str]) -> int:
-    """How many characters all of them begin with, up to the last slash in them."""
+    """Return the length of the common beginning of all cells, up to its last slash."""
     first, last = min(cells), max(cells)
     same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return max(0, first.rfind("/", 0, same))
@@ -146,8 +146,8 @@ def cut(line: str, width: int) -> str:
 
 
 def shortened(text: str, width: int, common: int = 0) -> str:
-    """Without its middle where it is too long: the beginning and the end tell names apart. Where its first `common`
-    characters are those of its neighbours too, they are what is left out."""
+    """Return the text without its middle if it is too long: beginning and end tell names apart. If its first `common`
+    characters are those of its neighbours, leave those out."""
     if cell_len(text) <= width:
         return text
     first = common - (len(text) - width + 1)
@@ -162,7 +162,7 @@ def shortened(text: str, width: int, common: int = 0) -> str:
 
 
 def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> list[str]:
-    """What is told besides, on indented lines; the last one ends in … where there is more."""
+    """Return further texts on indented lines; the last line ends in … if there are more."""
     lines: list[str] = []
     for text in told:
         if lines and cell_len(lines[-1]) + cell_len(text) + 2 <= width:

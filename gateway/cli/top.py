@@ -41,7 +41,6 @@ _HISTORY = 60
 """Takings that the curve of throughput goes back."""
 
 Line = tuple[str, str]
-"""Text and style."""
 
 IntervalOption = Annotated[str, typer.Option("--interval", metavar="DURATION", help="How often to take figures.")]
 CountOption = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after so many times.")]
@@ -92,7 +91,7 @@ async def _watching(client: LiveAdminClient) -> AsyncIterator[Watch]:
 
 
 async def _in_pipe(client: LiveAdminClient, seconds: float, count: int | None, json: bool) -> bool:
-    """Whether the gateway was ready the last time."""
+    """Print figures to a pipe; return True if the gateway was ready the last time."""
     history: deque[float] = deque(maxlen=_HISTORY)
     async with _watching(client) as watch:
         while True:
@@ -112,7 +111,7 @@ async def _in_pipe(client: LiveAdminClient, seconds: float, count: int | None, j
 
 
 async def _on_terminal(client: LiveAdminClient, seconds: float, count: int | None) -> bool:
-    """The same, on the whole screen, drawn again whenever the terminal's size changes."""
+    """Do the same on the whole screen, drawn again whenever the terminal's size changes."""
     console = Console(highlight=False, markup=False)
     history: deque[float] = deque(maxlen=_HISTORY)
     figures = Figures(time.time())
@@ -296,7 +295,7 @@ _JOBS = (
 
 
 def _newest(jobs: Sequence[to.Job]) -> list[to.Job]:
-    """Those that run first, then the latest."""
+    """Return running jobs first, then the latest."""
     running = [job for job in jobs if job.state == "running"]
     return running + [job for job in jobs[::-1] if job.state != "running"]
 

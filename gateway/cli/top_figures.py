@@ -1,4 +1,4 @@
-"""What `forebay top` shows: figures of a running gateway, taken again and again, and rates between two takings."""
+"""The figures of `forebay top`: values of a running gateway, taken again and again, and rates between two of them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _ABORTED_AT_ONCE = 20
 _TO_BE_DECIDED = ("conflict", "damaged")
 
 
-class Decision(StrEnum):
+class ConflictDecision(StrEnum):
     """As the admin port knows them."""
 
     KEEP_OURS = "keep-ours"
@@ -55,7 +55,7 @@ class Decision(StrEnum):
 PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 DecisionArgument = Annotated[
-    Decision,
+    ConflictDecision,
     typer.Argument(
         metavar="keep-ours|keep-theirs|discard",
         help="keep-ours: overwrite what others wrote, or send a manifest without its files. keep-theirs, discard: give "
@@ -168,11 +168,11 @@ def resolve(
     """
     _check(name)
     client = admin_client(admin_url, config)
-    sequence = _confirmed(client, name) if decision is not Decision.KEEP_OURS and not yes else None
+    sequence = _confirmed(client, name) if decision is not ConflictDecision.KEEP_OURS and not yes else None
     answer = client.resolve(name, decision.value, sequence)
     if json:
         print_json(answer.document())
-    elif decision is Decision.KEEP_OURS:
+    elif decision is ConflictDecision.KEEP_OURS:
         found = answer.etag_at_origin
         typer.echo(
             f"{printable(name)} is on its way to the origin, in place of {'nothing' if found is None else found}"
@@ -230,7 +230,7 @@ def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, unde
 
 
 def _confirm_abort(uploads: list[to.OpenUpload]) -> None:
-    """Have somebody at a terminal agree, who sees them."""
+    """Ask a user at a terminal, who sees the uploads, to agree."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
     if not uploads:
@@ -248,7 +248,7 @@ def _check(name: str) -> None:
 
 
 def _confirmed(client: AdminClient, name: str) -> int | None:
-    """The number of the object that somebody at a terminal agrees to give up."""
+    """Return the number of the object that a user at a terminal agrees to give up."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
     one = next((one for one in client.pending_objects(name) if one.url == name), None)

@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
+from pydantic import AfterValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     CheckpointPatternText,
     DurationSeconds,
     PemFileSetting,
-    RetiredValue,
     S3ObjectUrl,
     S3Prefix,
     Section,
@@ -27,12 +26,6 @@ from gateway.core.model import LOCAL_EXPIRY_SECONDS, MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
-
-
-def _known_eviction(value: object) -> object:
-    if value == "s3-fifo":
-        raise RetiredValue("epoch or lru; s3-fifo is gone: use epoch, which keeps what is read again and scans out")
-    return value
 
 
 _FLUSH = re.compile(r"all|latest|every-(\d{1,4})(?:st|nd|rd|th)")
@@ -73,7 +66,7 @@ class CallerLimitSettings(Section):
 
 
 _WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
-"""What SDKs take for an app id: the characters of a token (RFC 9110, 5.6.2)."""
+"""The form of an app id in SDKs: the characters of a token (RFC 9110, 5.6.2)."""
 
 
 class CallerClassSettings(CallerLimitSettings):
@@ -341,7 +334,7 @@ class SlotSettings(Section):
         ge=1,
         le=365 * 86400,
     )
-    index_listers: int = setting(
+    index_concurrency: int = setting(
         32,
         "LIST requests to the origin at the same time during a crawl.",
         allowed="1 to 256; needs index = true",
@@ -377,7 +370,7 @@ class SlotSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    eviction: Annotated[Literal["epoch", "lru"], BeforeValidator(_known_eviction)] = setting(
+    eviction: Literal["epoch", "lru"] = setting(
         "epoch",
         "Which blocks Forebay evicts first. `epoch`: those that it expects to be read again last, by what was read "
         "again so far. `lru`: those that were read longest ago.",
@@ -387,7 +380,7 @@ class SlotSettings(Section):
         None,
         "Forebay serves larger objects and does not cache them. Omitted: it caches objects of every size.",
         allowed='a size, such as "10GiB"',
-        toml="kept_object_size",
+        toml="max_cached_object_size",
         gt=0,
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
@@ -438,26 +431,26 @@ class SlotSettings(Section):
         toml="buffer",
         ge=BUFFER_BYTES_MIN,
     )
-    buffer_full: Literal["through", "slow-down"] = setting(
+    when_buffer_full: Literal["through", "slow-down"] = setting(
         "through",
         "What happens to writes while the buffer is full. `through`: Forebay acknowledges them when the origin has "
         "them. `slow-down`: they wait up to 20 seconds for room, then get 503 SlowDown.",
         allowed="through or slow-down; needs write = back",
     )
-    exposure_bytes_max: SizeBytes | None = setting(
+    unflushed_bytes_max: SizeBytes | None = setting(
         None,
         "While this node has more acknowledged bytes than this that the origin lacks, writes go through. Omitted: the "
         "buffer is the only limit.",
         allowed='a size, such as "50GiB"; needs write = back',
-        toml="exposure",
+        toml="max_unflushed_bytes",
         gt=0,
     )
-    exposure_age_seconds_max: DurationSeconds | None = setting(
+    unflushed_age_seconds_max: DurationSeconds | None = setting(
         None,
         "While a write that Forebay acknowledged longer ago than this has not reached the origin, writes go through. "
         "Omitted: no limit.",
         allowed="1s to 365d; needs write = back",
-        toml="exposure_age",
+        toml="max_unflushed_age",
         ge=1,
         le=365 * 86400,
     )
@@ -528,12 +521,12 @@ class SlotSettings(Section):
 
     @property
     def is_buffered(self) -> bool:
-        """Whether writes are acknowledged when this node's disk has them."""
+        """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
-        """What holds where `index_refresh` is omitted, too. None: never."""
+        """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
         if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
             return self.index_refresh_seconds
         return self.metadata_ttl_seconds / 2

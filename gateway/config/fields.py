@@ -1,4 +1,4 @@
-"""What settings are made of: the field with its help and range, and the types that parse sizes, durations and names."""
+"""The parts of settings: the field with its help and range, and the types that parse sizes, durations and names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _bearer_token(value: SecretStr) -> SecretStr:
 
 
 BearerToken = Annotated[SecretStr, AfterValidator(_bearer_token)]
-"""What goes as it is into a header `Authorization: Bearer …` (RFC 6750, but for spaces), and cannot be guessed."""
+"""A value for a header `Authorization: Bearer …` (RFC 6750, without spaces) that cannot be guessed."""
 
 
 def _pem_file(value: object) -> PemFile:
@@ -103,12 +103,8 @@ def host_name(value: str) -> str:
     return value
 
 
-class RetiredValue(ValueError):
-    """What was allowed once; the message says what to give instead."""
-
-
 class NoPattern(ValueError):
-    """What is no pattern of keys; the message says why."""
+    """A value that is no pattern of keys; the message says why."""
 
 
 def power_of_two(value: int) -> int:

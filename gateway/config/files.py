@@ -10,15 +10,15 @@ CONFIGURATION_BYTES_MAX = 4 * 2**20
 SECRET_BYTES_MAX = 64 * 1024
 
 OVERLAY_BYTES_MAX = 128 * 2**20
-"""The gateway wrote it itself; but what has become of it since, nobody knows."""
+"""The gateway wrote it itself, but it may have been changed since."""
 
 
 class FileTooLarge(ValueError):
-    """A file holds more than what is looked for can have: it is another one."""
+    """A file is too long to be of its kind."""
 
 
 def content_of(path: Path, bytes_max: int) -> bytes:
-    """What a file holds; OSError, FileTooLarge where that is more than `bytes_max`. Blocks."""
+    """Return a file's content; OSError, or FileTooLarge beyond `bytes_max`. Blocks."""
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:

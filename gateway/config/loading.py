@@ -135,8 +135,8 @@ def _validated(document: dict[str, object]) -> Settings:
 
 
 def _with_files(settings: Settings, running: Settings | None) -> Settings:
-    """What files hold, read; so that nobody behind this point needs to know where it came from, and all processes have
-    the same, whatever becomes of the files. Whom the gateway trusts stays as it was at the start."""
+    """Read the files named by settings, so that later code need not know the source, and all processes have the same
+    content, even if the files change. The gateway keeps trusting what it trusted at the start."""
     problems: list[ConfigError] = []
     origin, server, admin = settings.origin, settings.server, settings.admin
     known = dict[Path, PemFile]()

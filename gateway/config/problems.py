@@ -1,4 +1,4 @@
-"""What to say about settings that cannot be used: dotted key, value unless it may be secret, what is allowed."""
+"""Messages about unusable settings: dotted key, value unless it may be secret, allowed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import NoPattern, RetiredValue
+from gateway.config.fields import NoPattern
 from gateway.config.settings import Settings
 from gateway.config.units import TooLarge, UnknownUnit
 from gateway.core.errors import ConfigError, ForebayError
@@ -27,7 +27,7 @@ class SettingsError(ForebayError):
         self.problems = tuple(problems)
 
     def with_sources(self, sources: Mapping[str, str]) -> SettingsError:
-        """The same, each problem with what `sources` name for its key or for the nearest table around it."""
+        """Return the error with each problem's source: that of its key, or of the nearest table around it."""
         return SettingsError([_with_source(problem, sources) for problem in self.problems])
 
 
@@ -82,7 +82,7 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     cause = detail.get("ctx", {}).get("error")
     if detail["type"] in ("list_type", "model_type", "dict_type") and _model_at(detail["loc"]) is not None:
         return _of_another_shape(key, detail)
-    says_why = isinstance(cause, RetiredValue | TooLarge | NoPattern)
+    says_why = isinstance(cause, TooLarge | NoPattern)
     allowed = str(cause) if says_why else _allowed(detail["loc"]) or detail["msg"]
     if isinstance(cause, UnknownUnit):
         allowed = f"{allowed}; {cause.why}"
@@ -137,7 +137,7 @@ def _allowed(location: Sequence[int | str]) -> str | None:
 
 
 def allowed_of(model: type[BaseModel], name: str) -> str:
-    """What a setting's own form, unit and range is; empty where nothing is said of that."""
+    """Return a setting's own form, unit and range; empty if none is given."""
     extra = model.model_fields[name].json_schema_extra
     return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else ""
 

@@ -1,8 +1,8 @@
-"""Who asks, and may they? By the head of a request alone: no body has been read.
+"""Authenticate and authorise a request by its head alone: no body has been read.
 
-Who: SigV4 in the header, SigV4 and SigV2 in the query, or nobody (S3 API, "Authenticating Requests"). A keyring has the
-access key ids, their secrets, and what each may touch. May they touch this bucket and prefix: that is asked before any
-operation begins, for hits and misses alike (`authorise`).
+Authentication: SigV4 in the header, SigV4 and SigV2 in the query, or none (S3 API, "Authenticating Requests"). A
+keyring has the access key ids, their secrets, and what each may touch. `authorise` checks bucket and prefix before any
+operation begins, for hits and misses alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gateway.core.clock import Clock
 from gateway.core.errors import S3Error
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.policy.slots import (
     EVERYTHING,
@@ -112,7 +112,7 @@ class OwnKeyPair(Protocol):
 
 
 class OwnKeyPairs(Protocol):
-    """Where the gateway's own key pairs come from: the current one and, after a rotation, the one before."""
+    """Source of the gateway's own key pairs: the current one and, after a rotation, the one before."""
 
     def known(self) -> Iterable[OwnKeyPair]: ...
 
@@ -120,7 +120,7 @@ class OwnKeyPairs(Protocol):
 class OriginKeyring:
     """Without `[[credentials]]`: callers sign with the very key pair that the gateway signs with towards the origin.
 
-    Whoever holds it could ask the origin for everything himself, so it covers everything.
+    Its holder could ask the origin for everything, so it covers everything.
     """
 
     def __init__(self, pairs: OwnKeyPairs) -> None:
@@ -169,8 +169,8 @@ def _same(left: str | None, right: str | None) -> bool:
 
 @dataclass(slots=True)
 class Caller:
-    """Who sent the request. `seed` is what signed chunks of its body build on; `authorization` is of one that is signed
-    in its header. `pair` is as of `Key`."""
+    """The sender of a request. Signed chunks of its body build on `seed`; `authorization` belongs to a request that is
+    signed in its header. `pair` is as of `Key`."""
 
     access_key_id: str
     grant: Grant
@@ -195,17 +195,17 @@ class Authenticator:
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2
 
-    def follow(self, keyring: Keyring) -> None:
+    def apply_settings(self, keyring: Keyring) -> None:
         """Callers sign with these from now on."""
         self._keyring = keyring
 
     def credential_of(self, access_key_id: str) -> str:
-        """What a caller is called in metrics and limits: the gateway's own keys change, and are one credential."""
+        """Return a caller's name in metrics and limits: the gateway's own keys change, and are one credential."""
         return OWN if self._has_own_keys and access_key_id != UNSIGNED else access_key_id
 
     def authenticate(self, request: S3Request) -> Caller:
-        """The caller of a request whose signature holds; raises S3Error otherwise. Preflights are nobody's, whatever
-        is presigned in the address that they are about."""
+        """Return the caller of a request whose signature holds; raise S3Error otherwise. Preflights are anonymous, even
+        if their address is presigned."""
         if is_preflight(request):
             return ANONYMOUS
         header = request.headers.get("authorization")
@@ -321,7 +321,7 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
     if bucket is not None and request.operation in _LISTINGS:
         return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
     if request.operation is Operation.CREATE_BUCKET:
-        return refusal_of_creation(grant, bucket or "")  # where it changes anything, what follows is asked then
+        return refusal_of_creation(grant, bucket or "")  # a creation with an effect is checked further then
     if request.operation is Operation.DELETE_OBJECTS:
         return refusal_of_any_write(grant, slots, bucket or "")  # each key is checked once the body has named it
     return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))
@@ -346,7 +346,7 @@ def _refused_override(request: S3Request) -> S3Error:
 
 
 def is_read(request: S3Request) -> bool:
-    """Whether the request changes nothing, and gives nobody the means to.
+    """Return True if the request changes nothing and gives its caller no means to.
 
     SelectObjectContent reads, though it is a POST. CreateSession hands out the origin's own keys, though it is a GET.
     """

@@ -31,14 +31,14 @@ from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
-from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
+from gateway.edge.server.receiving import RECEIVE_INTO, BodyDrain, ReceiveThreads
 from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
 from gateway.operations.context import (
     NO_BODY,
     Answer,
     AppContext,
     CacheLabel,
-    RequestBody,
+    ClientBody,
     RequestContext,
     Response,
     Sink,
@@ -65,12 +65,12 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
-class CountedBody(RequestBody, Protocol):
+class CountedBody(ClientBody, Protocol):
     """A request body that knows how much of it was read."""
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body has been read; if not, the connection cannot carry another request."""
+        """True once the whole body has been read; otherwise the connection cannot carry another request."""
 
     @property
     def received_bytes(self) -> int: ...
@@ -120,10 +120,10 @@ class RequestRecord:
         self.context: RequestContext | None = None
         self.request: S3Request | None = None
         self.answered: Mapping[str, str] = _NOTHING_ANSWERED
-        """What the answer's head says of the object that was written."""
+        """Header fields of the answer that describe the written object."""
 
         self.file: bytes | None = None
-        """What its bytes count for besides, of a checkpoint, once they are being sent."""
+        """The checkpoint file whose sent bytes are counted as read, once they are being sent."""
 
         self.trace: RequestSpan | None = None
         self.credential = NOBODY
@@ -136,7 +136,7 @@ class RequestRecord:
 
     @property
     def body_complete(self) -> bool:
-        """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
+        """True if the connection can carry another request. After a head that could not be parsed it cannot."""
         return self.body is not None and self.body.complete
 
 
@@ -145,7 +145,6 @@ ReceiveInto = Callable[[Sink], Awaitable[None]]
 
 
 def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
-    """The body of a request with these headers."""
     if "content-length" not in headers and "transfer-encoding" not in headers:
         return NO_BODY
     return AsgiRequestBody(receive, headers, receive_into)
@@ -174,7 +173,6 @@ class AsgiRequestBody:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body has been read; if not, the connection cannot carry another request."""
         return self._complete
 
     def pace(self, admission: Admission) -> None:
@@ -227,7 +225,7 @@ def _shared_threads() -> ReceiveThreads:
 
 
 COPIED_BYTES = 64 * 1024
-"""What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
+"""Bytes of a lent body sent at once without the `LENT` extension: a client that reads slowly keeps a copy of them."""
 
 _SERVER = (b"server", b"Forebay")
 _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
@@ -235,11 +233,11 @@ _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
     for name in get_args(CacheLabel)
     for reason in (None, *get_args(MissReason))
 }
-"""What `x-forebay-cache` says."""
+"""Values of `x-forebay-cache`."""
 
 
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
-    """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
+    """Return the answer if the server takes all of it at once, without waiting before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
     if RESPONSE not in extensions:
         return None
@@ -325,7 +323,7 @@ def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
 
 
 def content_length(reply: Response) -> int | None:
-    """What Content-Length is to say, where it is not among the answer's own fields."""
+    """Return Content-Length's value where the answer's own fields lack it."""
     if reply.length_bytes is not None:
         return reply.length_bytes
     if not isinstance(reply.body, (bytes, memoryview)) or reply.status in (204, 304):
@@ -441,8 +439,8 @@ def _finished(record: RequestRecord, scope: Scope, seconds: float, received_byte
 class S3App:
     """The S3 port's ASGI application.
 
-    `instance_id` marks requests that this node sends to its origin: one that comes round is refused (508). `limits`
-    makes what limits callers by the settings of now, which is put into `callers`; None: nothing does.
+    `instance_id` marks requests that this node sends to its origin: one that comes back is refused (508). `limits`
+    makes the limits of callers from the current settings, kept in `callers`; None: no limits.
     """
 
     services: AppContext
@@ -610,9 +608,9 @@ class S3App:
         limits = None
         if self.callers is not None:
             limits = self.callers.find(record.credential, request.headers.get("user-agent", ""))
-        if limits is None and LEARN in scope:  # what is limited always goes the whole way
+        if limits is None and LEARN in scope:  # limited requests always go the whole way
             scope[LEARN](request, caller)
-        ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
+        ACCOUNT.set(caller.access_key_id)  # the connection's context has it, too: every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         record.slot = slot.name
@@ -661,7 +659,7 @@ class S3App:
         return answer if isinstance(answer, Response) else await answer
 
     def _caller(self, request: S3Request) -> Caller | Response:
-        """Who sent the request, or what to answer to one that was meant for another service than S3."""
+        """Return the caller of the request, or the answer if it was meant for another service than S3."""
         if request.bucket is not None:
             try:
                 return self.authenticator.authenticate(request)

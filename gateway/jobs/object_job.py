@@ -28,7 +28,7 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.listing import list_pages
 from gateway.jobs.retry import with_retries
-from gateway.jobs.worklist import Entry, Recovered, Worklist
+from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
@@ -48,9 +48,9 @@ _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 class ObjectJob:
     """One run of a job, to its end or until it is cancelled. `job` is how it stands."""
 
-    def __init__(self, tools: JobDependencies, job: Job, worklist: Worklist) -> None:
+    def __init__(self, dependencies: JobDependencies, job: Job, worklist: Worklist) -> None:
         self.job = job
-        self._tools = tools
+        self._dependencies = dependencies
         self._worklist = worklist
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._running = 0
@@ -59,16 +59,16 @@ class ObjectJob:
         self.coming_bytes = 0
         """Bytes that have arrived for unfinished pieces."""
 
-        self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
+        self._started: deque[tuple[WorkItem, asyncio.Task[None]]] = deque()
 
     async def run(self) -> None:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
-            self._pin = await self._tools.blocks.pin(self.job.prefix)
+            self._pin = await self._dependencies.blocks.pin(self.job.prefix)
         try:
             await self._run()
         except PinRefused:
-            await self._tools.blocks.unpin(self.job.prefix)
+            await self._dependencies.blocks.unpin(self.job.prefix)
             raise
 
     async def _run(self) -> None:
@@ -95,8 +95,8 @@ class ObjectJob:
     def _check_pin(self) -> None:
         """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
         prefix = Prefix.parse(self.job.prefix)
-        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
-        pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)
+        slot = self._dependencies.slots.find(prefix.bucket, prefix.key_prefix).name
+        pinnable_bytes = self._dependencies.blocks.pinnable_bytes(slot)
         if self.job.bytes_found > pinnable_bytes:
             raise PinRefused(
                 f"{self.job.prefix} holds {self.job.bytes_found} bytes, and slot {slot} can pin {pinnable_bytes}"
@@ -114,7 +114,7 @@ class ObjectJob:
 
     async def _list_pages(self, start_after: str) -> None:
         prefix = Prefix.parse(self.job.prefix)
-        pages = list_pages(self._tools, prefix, start_after=start_after)
+        pages = list_pages(self._dependencies, prefix, start_after=start_after)
         async with aclosing(pages) as listed:
             async for page in listed:
                 entries = [(prefix.bucket, one.key.decode(), one.etag, one.size_bytes) for one in page]
@@ -146,10 +146,10 @@ class ObjectJob:
             task.result()
             self.job = replace(self.job, offset=entry.next_offset)
 
-    async def _do(self, entry: Entry) -> None:
+    async def _do(self, entry: WorkItem) -> None:
         try:
             if self.job.kind is JobKind.EVICT:
-                dropped_bytes = await self._tools.blocks.evict(entry.key)
+                dropped_bytes = await self._dependencies.blocks.evict(entry.key)
                 self.job = replace(self.job, bytes_done=self.job.bytes_done + dropped_bytes)
             else:
                 await self._warm(entry)
@@ -158,8 +158,8 @@ class ObjectJob:
         else:
             self.job = replace(self.job, objects_done=self.job.objects_done + 1)
 
-    async def _warm(self, entry: Entry) -> None:
-        slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
+    async def _warm(self, entry: WorkItem) -> None:
+        slot = self._dependencies.slots.find(entry.key.bucket, entry.key.key)
         if slot.consistency == "snapshot":
             await self._warm_snapshot(entry.key, slot)
             return
@@ -169,38 +169,40 @@ class ObjectJob:
         except OriginAnswered as answer:
             if answer.status != 412:
                 raise
-            self._tools.catalog.forget(entry.key)  # it has changed since it was listed
+            self._dependencies.catalog.forget(entry.key)  # it has changed since it was listed
             await self._fetch(await self._ask(entry, slot), slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
-        version = await asyncio.to_thread(_snapshot_version, self._tools, key, slot)
+        version = await asyncio.to_thread(_snapshot_version, self._dependencies, key, slot)
         if version is not None:
-            await self._fetch(await _learn_version(self._tools, version, slot, _HEADERS), slot)
+            await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
 
-    async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
+    async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
         """The listed one; where the slot remembers, its metadata is learned along with it."""
         if entry.etag and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
 
-    async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
+    async def _ask(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
         async def ask() -> ObjectVersion:
-            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)).version
+            return (
+                await self._dependencies.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)
+            ).version
 
-        return await with_retries(self._tools.clock, ask)
+        return await with_retries(self._dependencies.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large, or the
         origin has it kept out."""
-        if self._tools.catalog.habits(version.key.bucket).reasons(version):
+        if self._dependencies.catalog.habits(version.key.bucket).reasons(version):
             return
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
             return
         arrived: list[int] = []
         try:
             async with asyncio.TaskGroup() as group:
-                for piece in self._tools.blocks.pieces(version, slot.name):
+                for piece in self._dependencies.blocks.pieces(version, slot.name):
                     await self._wait_for_turn()
                     group.create_task(self._fetch_piece(version, slot, piece, arrived))
         except asyncio.CancelledError:
@@ -214,8 +216,8 @@ class ObjectJob:
         """Wait until one piece more may be fetched."""
         await self._pieces.acquire()
         try:
-            while self._running >= PIECES_WHILE_BUSY and self._tools.blocks.others_fill():
-                await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+            while self._running >= PIECES_WHILE_BUSY and self._dependencies.blocks.others_fill():
+                await self._dependencies.clock.sleep(_BUSY_LOOK_SECONDS)
         except BaseException:
             self._pieces.release()
             raise
@@ -230,10 +232,12 @@ class ObjectJob:
             come_bytes = so_far_bytes
 
         async def fetch() -> tuple[int, bool]:
-            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
+            return await self._dependencies.blocks.fetch(
+                version, piece, slot=slot.name, purpose=Purpose.WARM, come=come
+            )
 
         try:
-            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
+            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._dependencies.clock, fetch)
         except asyncio.CancelledError:
             if come_bytes == piece.length:  # all of it is here, and about to be published
                 self._count(piece, come_bytes, arrived)
@@ -246,9 +250,9 @@ class ObjectJob:
             self.job = replace(self.job, full=True)
             return
         if self._pin:
-            await self._tools.blocks.hold(version, piece, self._pin, slot=slot.name)
+            await self._dependencies.blocks.hold(version, piece, self._pin, slot=slot.name)
         self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
-        blocks = self._tools.blocks
+        blocks = self._dependencies.blocks
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
         self._count(piece, fetched_bytes, arrived)
         if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
@@ -263,7 +267,7 @@ class ObjectJob:
         )
 
 
-def _as_recovered(job: Job, found: Recovered) -> Job:
+def _as_recovered(job: Job, found: RecoveredWork) -> Job:
     """Return the job as a restart continues it: from `offset`, and with the listing if the list lost its end."""
     if job.manifest and found.objects < job.objects_found:
         raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
@@ -287,12 +291,12 @@ def failure_text(error: ForebayError) -> str:
     return str(error)
 
 
-def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
+def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
     """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
-    if tools.snapshots is None:
+    if dependencies.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
-    with tools.snapshots.opened(slot.snapshot) as snapshot:
-        check_covers(snapshot.manifest, slot, tools.homes)
+    with dependencies.snapshots.opened(slot.snapshot) as snapshot:
+        check_covers(snapshot.manifest, slot, dependencies.homes)
         record = snapshot.data.record(key.key.encode())
         if record is None:
             return None
@@ -300,29 +304,29 @@ def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> Obj
 
 
 async def _learn_version(
-    tools: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
+    dependencies: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
 ) -> ObjectVersion:
     """The version as the origin names it, which learns its head on the way, where it is not known.
 
     SnapshotError when the origin has another version now.
     """
     with_checksums = CHECKSUM_MODE in headers
-    known = tools.catalog.of_version(version, with_checksums=with_checksums)
+    known = dependencies.catalog.of_version(version, with_checksums=with_checksums)
     if known is not None:
         return known.version
     etag = quote(version.etag.removeprefix("W/"))
 
     async def ask() -> ObjectHead:
         asked = {**headers, "if-match": etag}
-        return await tools.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
+        return await dependencies.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
 
     try:
-        head = await with_retries(tools.clock, ask)
+        head = await with_retries(dependencies.clock, ask)
     except OriginAnswered as answer:
         if answer.status in (404, 412):
             raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
     if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
-    tools.catalog.learned_version(head, with_checksums=with_checksums)
+    dependencies.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

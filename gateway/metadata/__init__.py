@@ -1,1 +1,1 @@
-"""What is known of objects without their bytes."""
+"""The catalog, the listing index and snapshots: knowledge of objects without their bytes."""

@@ -1,11 +1,11 @@
-"""What the origin has said of buckets, remembered on disk for all workers: small, asked for often, seldom another.
+"""The origin's answers about buckets, kept on disk for all workers: small, often asked for, seldom changed.
 
-An answer is believed for a TTL, and only while its bucket's invalidation epoch (epochs.py) is the one in which the
-origin was asked: an own change of the bucket voids it at once, on every worker, though it land later.
+An answer is valid for a TTL, and only while its bucket's invalidation epoch (entries.py) is the one in which the
+origin was asked: an own change of the bucket voids it at once, on every worker, even if it lands later.
 
-The disk is diskcache, of which nothing is used but bytes in the database: its own way with anything else is to unpickle
-it, so that who can write to the file could run code here (CVE-2025-69872). It is asked on a thread of its own and never
-waited for long: a locked, slow, full or harmed file is a miss.
+The disk is diskcache, used for bytes in the database alone: it unpickles anything else, so that an attacker who can
+write to the file could run code here (CVE-2025-69872). A thread of its own asks it, and callers never wait long: a
+locked, slow, full or harmed file is a miss.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
 
 SIZE_BYTES_MAX = 8 * 1024**2
-"""What the file may take, give or take a few answers."""
+"""Size limit of the file; a few answers may exceed it."""
 
 WAITING_MAX = 64
 """Questions and answers that wait for the disk at once; further ones do without it."""
 
 RECALL_SECONDS_MAX = 0.25
-"""How long the disk is waited for."""
+"""Seconds for which a caller waits for the disk."""
 
 LOCK_SECONDS_MAX = 0.05
-"""How long another process's transaction is waited for; they take less than a millisecond."""
+"""Seconds for which SQLite waits for another process's transaction; they take less than a millisecond."""
 
 PAUSE_SECONDS = 1.0
-"""How long the disk is left alone after it did not give or take something."""
+"""Seconds for which the disk is left alone after it failed to give or take something."""
 
 _CLOSE_SECONDS_MAX = 5.0
 _FORMAT = 1
@@ -77,27 +77,26 @@ _PASSING = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-"""What is wrong with the disk or the moment, and not with the file."""
+"""SQLite errors that come from the disk or the moment, not from a damaged file."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What the origin is asked about a bucket: an operation by its S3 name."""
+class BucketQuery:
+    """A question to the origin about a bucket: an operation by its S3 name."""
 
     operation: str
     bucket: str
 
     @property
     def record_key(self) -> bytes:
-        """The key of its record."""
         return f"{self.operation}\0{self.bucket}".encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the origin has said, as it is told on: `headers` are lower-case names and latin-1 values in order."""
+class BucketAnswer:
+    """The origin's answer as the gateway passes it on: `headers` are lower-case names and latin-1 values in order."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -106,13 +105,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the origin has said, and how far it may be used."""
+    """A remembered answer, and how far it may be used."""
 
-    answer: Answer
+    answer: BucketAnswer
     freshness: Freshness
 
 
-class Trouble(StrEnum):
+class StoreTrouble(StrEnum):
     """Why there is no answer: the disk gives or takes nothing now, or the file was not what had been written."""
 
     UNAVAILABLE = "unavailable"
@@ -142,18 +141,18 @@ class BucketMetadataCache:
         self._thread = DiskThread("bucket metadata")
         self._paused_until_seconds = 0.0
 
-    async def recall(self, question: Question, slot: Slot) -> Recalled | None:
-        """What is remembered, and how far it may be used in `slot`, the one that all of the bucket is in."""
+    async def recall(self, question: BucketQuery, slot: Slot) -> Recalled | None:
+        """Return the remembered answer and how far it may be used in `slot`, the one that contains the whole bucket."""
         if not self._may_use_disk(question):
             return None
         try:
             record = await self._thread.run(RECALL_SECONDS_MAX, self._file.get, question.record_key)
         except TimeoutError:
-            record = Trouble.UNAVAILABLE
+            record = StoreTrouble.UNAVAILABLE
         self._count(question, record)
         return self._judged(question, record, slot) if isinstance(record, bytes) else None
 
-    def keep(self, question: Question, asked: ObservedAt, answer: Answer) -> None:
+    def keep(self, question: BucketQuery, asked: ObservedAt, answer: BucketAnswer) -> None:
         """Remember what the origin answered; `asked` is what `now` gave before it was asked."""
         record = pack(question.record_key, asked, answer)
         if len(record) > ANSWER_BYTES_MAX or asked.epoch != self.now(question.bucket).epoch:
@@ -162,37 +161,37 @@ class BucketMetadataCache:
             keeping = self._thread.submit(self._file.put, question.record_key, record)
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
 
-    def answered(self, question: Question, outcome: str) -> None:
+    def answered(self, question: BucketQuery, outcome: str) -> None:
         """Count a question that has its answer: hit, miss or stale."""
         self._observer.answered(question.operation, outcome)
 
     async def settle(self) -> None:
-        """Wait until what was to be kept so far is kept, or given up."""
+        """Wait until all answers submitted so far are written or given up."""
         with suppress(TimeoutError):
             await self._thread.run(_CLOSE_SECONDS_MAX, lambda: None)
 
     async def close(self) -> None:
-        """Write what is left; a disk that does not come back is left behind."""
+        """Write the remaining answers. A disk that does not come back is left behind."""
         self._thread.submit(self._file.close)
         await self._thread.close(_CLOSE_SECONDS_MAX)
 
-    def _may_use_disk(self, question: Question) -> bool:
+    def _may_use_disk(self, question: BucketQuery) -> bool:
         if self.now(question.bucket).seconds >= self._paused_until_seconds and self._thread.waiting < WAITING_MAX:
             return True
-        self._observer.trouble(Trouble.UNAVAILABLE)
+        self._observer.trouble(StoreTrouble.UNAVAILABLE)
         return False
 
-    def _judged(self, question: Question, record: bytes, slot: Slot) -> Recalled | None:
+    def _judged(self, question: BucketQuery, record: bytes, slot: Slot) -> Recalled | None:
         found = unpack(question.record_key, record)
         if found is None:
-            self._observer.trouble(Trouble.DAMAGED)
+            self._observer.trouble(StoreTrouble.DAMAGED)
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
         return Recalled(answer, state)
 
-    def _count(self, question: Question, result: object) -> None:
-        if isinstance(result, Trouble):
+    def _count(self, question: BucketQuery, result: object) -> None:
+        if isinstance(result, StoreTrouble):
             self._observer.trouble(result)
             self._paused_until_seconds = self.now(question.bucket).seconds + PAUSE_SECONDS
 
@@ -210,21 +209,21 @@ class BucketMetadataFile:
         self._cache: _Cache | None = None
         self._inode: int | None = None
 
-    def get(self, key: bytes) -> bytes | Trouble | None:
+    def get(self, key: bytes) -> bytes | StoreTrouble | None:
         """The record that was put there last; None when there is none."""
         return self._attempt(lambda cache: cast("bytes | None", cache.get(key)))
 
-    def put(self, key: bytes, record: bytes) -> Trouble | None:
+    def put(self, key: bytes, record: bytes) -> StoreTrouble | None:
         """Keep a record in place of the one there."""
         result = self._attempt(lambda cache: cache.set(key, record))
-        return result if isinstance(result, Trouble) else None
+        return result if isinstance(result, StoreTrouble) else None
 
     def close(self) -> None:
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.close()
 
-    def _attempt(self, use: Callable[[_Cache], R]) -> R | Trouble:
+    def _attempt(self, use: Callable[[_Cache], R]) -> R | StoreTrouble:
         try:
             return use(self._opened())
         except Exception as error:  # noqa: BLE001 - diskcache does what its file says: harmed, it may fail in any way
@@ -233,7 +232,7 @@ class BucketMetadataFile:
                 self.close()  # keep no lock; otherwise a full disk still gives what can be read
             if not is_passing:
                 self._discard()
-            return Trouble.UNAVAILABLE if is_passing else Trouble.DAMAGED
+            return StoreTrouble.UNAVAILABLE if is_passing else StoreTrouble.DAMAGED
 
     def _opened(self) -> _Cache:
         """The connection, made anew where another process has made the file anew."""
@@ -259,7 +258,7 @@ class BucketMetadataFile:
 
     def _discard(self) -> None:
         """Remove the file, unless another process has. The journal first: it would be played into the next one."""
-        with suppress(OSError), self._alone():  # what cannot be removed is met, and counted, again
+        with suppress(OSError), self._alone():  # a later call meets and counts a leftover file again
             if _inode(self._database) == self._inode:
                 for ending in ("-journal", "-wal", "-shm", ""):
                     self._database.with_name(DBNAME + ending).unlink(missing_ok=True)
@@ -285,7 +284,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]  # it has no types
 
 
 class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
-    """Bytes go in, bytes come out. What a file claims to be something else is not there."""
+    """Bytes go in, bytes come out. A value of another type counts as missing."""
 
     def __init__(self, directory: str, **_settings: object) -> None:
         super().__init__(directory)
@@ -308,10 +307,10 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
         raise TypeError("nothing is kept in files of its own")
 
     def remove(self, file_path: object) -> None:
-        """Nothing: no file that a record may name is ours."""
+        """Do nothing: no file that a record may name is ours."""
 
 
-def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
+def pack(key: bytes, observed: ObservedAt, answer: BucketAnswer) -> bytes:
     """The record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
     headers = "\n".join(f"{name}:{value}" for name, value in answer.headers).encode("latin-1")
     fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.epoch, observed.seconds, answer.status, len(headers))
@@ -319,8 +318,8 @@ def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
     return _checksum(key, record).to_bytes(_CHECKSUM_BYTES, "little") + record
 
 
-def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
-    """What was packed for this key; None when these bytes are not that."""
+def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, BucketAnswer] | None:
+    """Return the record packed for this key; None when the bytes are another key's or damaged."""
     if len(record) < _FIXED.size:
         return None
     checksum, version, boot, epoch, seconds, status, headers_bytes = _FIXED.unpack_from(record)
@@ -329,7 +328,7 @@ def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
     body_start = _FIXED.size + headers_bytes
     lines = record[_FIXED.size : body_start].decode("latin-1")
     headers = [_field(line) for line in lines.split("\n")] if lines else []
-    return ObservedAt(epoch, seconds, boot), Answer(status, headers, record[body_start:])
+    return ObservedAt(epoch, seconds, boot), BucketAnswer(status, headers, record[body_start:])
 
 
 def _field(line: str) -> tuple[str, str]:
@@ -355,7 +354,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _is_passing(error: BaseException | None) -> bool:
-    """Whether it began with the disk or the moment: after a full disk, SQLite has nothing left to roll back either."""
+    """Return True unless the file caused the error. After a full disk, SQLite has nothing left to roll back."""
     if error is None:
         return False
     if isinstance(error, (OSError, diskcache.Timeout)):

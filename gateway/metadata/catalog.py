@@ -1,9 +1,9 @@
-"""Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
+"""The current version of each object and its metadata, remembered as long as the object's slot allows.
 
     remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (`is_confirmed`);
     else one HEAD at the origin, remembered for the next
 
-What was asked before an own write of the key is never believed after it, on any worker (epochs.py).
+Answers to questions before an own write of the key are void after it, on any worker (entries.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
-    Entry,
+    CatalogEntry,
     Freshness,
     InDoubtWrites,
     InvalidationEpochs,
@@ -49,8 +49,7 @@ from gateway.metadata.observed_habits import (
 )
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
-from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import ListedEntry
@@ -66,10 +65,10 @@ Listing: TypeAlias = ListingIndex
 
 
 class Hold(Protocol):
-    """What the version of an object that is current hangs on."""
+    """A condition under which a version stays the object's current one."""
 
     def holds(self) -> bool:
-        """Whether it still is, within its slot's bound."""
+        """Return True while the version is current within its slot's bound."""
 
 
 class HeldVersion(NamedTuple):
@@ -93,8 +92,8 @@ class _UntilThen:
         return self._clock.monotonic() < self._until and self._record.holds()
 
 
-class Known(NamedTuple):
-    """What the catalog has of an object: `head` None, that there is none. `age_seconds` None: it is not known."""
+class CatalogHit(NamedTuple):
+    """The catalog's knowledge of an object. `head` None: it does not exist. `age_seconds` None: the age is unknown."""
 
     head: ObjectHead | None
     age_seconds: float | None
@@ -118,7 +117,7 @@ class Catalog:
         self.joined_calls = JoinedCalls(clock)
         self.sizes_seen = SizesSeen()
         self._habits: dict[str, tuple[OriginHabits, float]] = {}
-        """Of a bucket, and up to when they are not read again."""
+        """Habits of each bucket, and the time until which they are not read again."""
         self._told: set[tuple[str, str]] = set()
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
@@ -136,12 +135,12 @@ class Catalog:
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
-        """Open the shared directory. What it holds of buckets that are at other `homes` now is forgotten.
+        """Open the shared directory. Entries of buckets that are at other `homes` now are forgotten.
 
-        `process` is this process's number in shared memory (heartbeats.py): what the one before it was killed in the
-        midst of writing is not believed.
+        `process` is this process's number in shared memory (heartbeats.py): writes during which its
+        predecessor was killed are void.
 
-        So is what is listed in slots that are strict now; `slots` are the same in all processes.
+        So are listings in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
         thread = DiskThread("opening the catalog")
@@ -172,12 +171,12 @@ class Catalog:
         signed_by: KeyPair | None = None,
         purpose: Purpose = Purpose.LIVE,
     ) -> ObjectHead:
-        """What the origin says of `key` now; with `part_number` also where that part lies.
+        """Ask the origin about `key` now; with `part_number` also where that part lies.
 
-        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …), `signed_by` is whom it is
-        asked for, in his own name. Those who ask the same at once, for the same purpose, share a HEAD that begins after
-        each of them has asked. Raises OriginAnswered for every error status, without a body as HEAD has none,
-        OriginUnreachable, and OriginBodyError.
+        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …), `signed_by` is the caller's
+        own key pair. Concurrent callers with the same question and purpose share a HEAD that begins after each of them
+        has called. Raises OriginAnswered for every error status, without a body as HEAD has none, OriginUnreachable,
+        and OriginBodyError.
         """
         question = key, part_number, frozenset(headers.items()), signed_by, purpose
 
@@ -214,8 +213,8 @@ class Catalog:
             self.forget(key)
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """The origin has just listed these objects of a bucket, in order: what is remembered of others under their keys
-        is void, on every worker. To be called before anybody is told."""
+        """Void what all workers remember otherwise than the origin has just listed it, in order. Call this before any
+        client learns of it."""
         if len({entry.etag for entry in entries}) < len(entries):
             shared = shared_etags((entry.etag, entry.size_bytes) for entry in entries)
             self.learn_habits(bucket, OriginHabits(shared_etags=shared))
@@ -231,7 +230,7 @@ class Catalog:
             self._store.void_if_listed_otherwise(bucket, listed, etag_and_size)
 
     def habits(self, bucket: str) -> OriginHabits:
-        """What the origin was found to do in a bucket, by this process or, a second ago at least, by others."""
+        """Return what the origin was found to do in a bucket by this process or, at least a second ago, by others."""
         now_seconds = self._clock.monotonic()
         known = self._habits.get(bucket)
         if known is None or now_seconds >= known[1]:
@@ -249,7 +248,7 @@ class Catalog:
         if now == before:
             return
         if now.shared_etags != before.shared_etags:
-            self.forget_bucket(bucket)  # who answers by what was believed until now asks again
+            self.forget_bucket(bucket)  # callers that answer by earlier knowledge ask again
         if len(self._told) >= KINDS_MAX:
             self._told.clear()
         for why in now.reasons() - before.reasons():
@@ -261,7 +260,7 @@ class Catalog:
         self._habits[bucket] = now, self._clock.monotonic() + seconds
         version = habits_version(bucket)
         head = ObjectHead(version, pack_habits(now), None)
-        self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
+        self._writer.add(CatalogUpdate(version.key, CatalogEntry(self.now(version.key), head), of_version=True))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)
@@ -300,7 +299,7 @@ class Catalog:
         return head
 
     def remembered(self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]) -> ObjectHead | None:
-        """What `current` answers without asking the origin; None where it asks. An absence is raised as there."""
+        """Return what `current` answers without asking the origin; None if it would ask. Raises as `current`."""
         if not is_remembered(slot, headers):
             return None
         entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
@@ -315,8 +314,8 @@ class Catalog:
         return _answer(key, entry, headers)
 
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
-        """What `remembered` says of an object by an entry that is fresh, for who answers by it again and again; None:
-        ask `remembered`."""
+        """Return a fresh version as `remembered` does, with a check for callers that answer by it repeatedly; None:
+        call `remembered`."""
         if self._store is None or slot.consistency not in ("immutable", "ttl"):
             return None
         held = self._store.hold(key)
@@ -333,14 +332,14 @@ class Catalog:
         return HeldVersion(without_checksums(head) if stripped else head, hold)
 
     def has_learned(self, version: ObjectVersion) -> bool:
-        """Whether this version is the last one that was learned of its key, at any age, and not written since."""
+        """Return True if this version is the last one learned of its key, at any age, and not written since."""
         entry = self._lookup(version.key)
         return entry is not None and entry.head is not None and entry.head.version == version
 
     def learned(
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
-        """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
+        """Keep the result of a GET that was sent at `asked`, so that the catalog may answer the same question."""
         self._seen(head)
         self.shown(head.version.key, slot, head.version.etag)
         if is_remembered(slot, headers):
@@ -349,17 +348,17 @@ class Catalog:
                 self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
-        """What was last learned of an object, however old; None where it is not known, or was written since."""
+        """Return the last head learned of an object, however old; None if unknown or written since."""
         entry = self._lookup(key)
         return entry.head if entry is not None else None
 
     def last_learned(self, key: ObjectKey) -> ObjectHead | None:
-        """The same, though it may have been written since: for who asks whether it has changed."""
+        """Return the last head learned even if the object was written since, for a check whether it has changed."""
         entry = self._store.last(key) if self._store is not None else None
         return entry.head if entry is not None else None
 
-    def explain(self, key: ObjectKey, slot: Slot) -> Known | None:
-        """What is known of an object, and how far it is believed in its slot; None: nothing."""
+    def explain(self, key: ObjectKey, slot: Slot) -> CatalogHit | None:
+        """Return the catalog's knowledge of an object and how far its slot believes it; None if unknown."""
         entry = self._lookup(key)
         if entry is None:
             return None
@@ -367,18 +366,18 @@ class Catalog:
         age_seconds = now - observed.seconds if observed.boot == self._boot and now >= observed.seconds else None
         state = self._freshness(entry, slot)
         is_listed = state is not Freshness.FRESH and self._is_confirmed(key, entry, slot)
-        return Known(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
+        return CatalogHit(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
-        """What the origin has said of one version, whichever is current; it never changes, so no age matters."""
+        """Return the head of one version, current or not. It never changes, so its age does not matter."""
         entry = self._store.lookup_version(version) if self._store is not None else None
         if entry is None or entry.head is None or (with_checksums and not entry.with_checksums):
             return None
         return entry.head if with_checksums or not entry.with_checksums else without_checksums(entry.head)
 
     def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
-        """What the origin has said of a version that it was asked for by its ETag."""
-        entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
+        """Keep the head of a version that was requested by its ETag."""
+        entry = CatalogEntry(self.now(head.version.key), head, with_checksums=with_checksums)
         self._writer.add(CatalogUpdate(head.version.key, entry, of_version=True))
 
     def now(self, key: ObjectKey) -> ObservedAt:
@@ -388,20 +387,20 @@ class Catalog:
         return ObservedAt(epoch, self._clock.monotonic(), self._boot, cells)
 
     def now_of_bucket(self, bucket: str) -> ObservedAt:
-        """The same before the origin is asked about the bucket itself."""
+        """Return the present moment, to be taken before the origin is asked about the bucket itself."""
         return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
-        """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
+        """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
-            self._writer.add(CatalogUpdate(key, Entry(asked, named=named)))
+            self._writer.add(CatalogUpdate(key, CatalogEntry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
         self._epochs.change_key(key)
 
     def forget_bucket(self, bucket: str | None) -> None:
-        """The same for a bucket and every key of it; None: for all buckets."""
+        """Do the same for a bucket and all of its keys; None: for all buckets."""
         if bucket is None:
             self._epochs.change_everything()
         else:
@@ -416,7 +415,8 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """It has been answered, or never will be, and what it changes is forgotten. `places`: from `begin_write`."""
+        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
+        `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:
@@ -441,24 +441,24 @@ class Catalog:
         self._epochs.void(self._epochs.left_behind)
         self._epochs.end_write(self._epochs.left_behind)
 
-    def _lookup(self, key: ObjectKey) -> Entry | None:
+    def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
         return self._store.lookup(key) if self._store is not None else None
 
-    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
+    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
         entry = self._store.lookup(key) if self._store is not None else None
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry
 
-    def _is_confirmed(self, key: ObjectKey, entry: Entry, slot: Slot) -> bool:
-        """Whether the object was listed within the slot's bound as the entry, which is older, has it."""
+    def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
+        """Return True if a listing within the slot's bound agrees with the entry, which is older."""
         if entry.head is None or not entry.settled:
             return False
         bound = bound_of((slot,))
         listed = self.listing.entry(key.bucket, key.key, bound) if bound is not None else None
         return listed is not None and is_confirmed(entry.head, listed)
 
-    def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
+    def _freshness(self, entry: CatalogEntry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], purpose: Purpose) -> ObjectHead:
@@ -474,8 +474,8 @@ class Catalog:
         return head
 
 
-def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entry:
-    return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
+def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> CatalogEntry:
+    return CatalogEntry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
 def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
@@ -489,19 +489,19 @@ def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCa
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
-    """Whether the catalog may answer a question in `slot` that goes to the origin with these headers.
+    """Return True if the catalog may answer a question in `slot` that goes to the origin with these headers.
 
-    Who pays, and whose bucket it must be, is for the origin to judge, each time.
+    The origin judges `x-amz-request-payer` and the expected bucket owner each time.
     """
     return slot.consistency not in ("strict", "snapshot") and (not headers or is_plainly_asked(headers))
 
 
 def is_plainly_asked(headers: Mapping[str, str]) -> bool:
-    """Whether nothing in these headers is for the origin to judge."""
+    """Return True if none of these headers needs the origin's judgement."""
     return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
 
 
-def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectHead:
+def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
     if entry.head is None:
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)
@@ -512,5 +512,5 @@ def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectH
 
 
 def is_down(error: OriginUnreachable | OriginAnswered) -> bool:
-    """Whether the origin has failed to answer, and not answered that it will not (docs/semantics.md, clause 3.5)."""
+    """Return True if the origin failed to answer; a refusal is an answer (docs/semantics.md, clause 3.5)."""
     return isinstance(error, OriginUnreachable) or error.status >= 500

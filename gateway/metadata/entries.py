@@ -1,16 +1,16 @@
-"""What the catalog knows of a key, how long it may be believed, and what makes it void sooner.
+"""The catalog's entries, their validity in time, and the epochs that void them sooner.
 
-`ObjectHead` is what HeadObject says of an object (S3 API, "HeadObject"). docs/on-disk-format.md says how it is packed,
-and docs/semantics.md, clause 3, for how long it may be believed.
+`ObjectHead` is HeadObject's answer (S3 API, "HeadObject"). docs/on-disk-format.md describes its packed form,
+and docs/semantics.md, clause 3, how long it is valid.
 
-A listing gives ETag, size and date, and not the headers that HEAD gives. Those are written with the object, but for a
-few that S3 changes by themselves: what has one of them is not confirmed (docs/decisions/0018).
+A listing gives ETag, size and date, and not the headers that HEAD gives. Clients write those with the object, except a
+few that S3 changes by itself: a listing does not confirm an object that has one of them (docs/decisions/0018).
 
-Invalidation epochs: what was observed of a key is void once the key's epoch has changed, on every worker at once.
+Invalidation epochs: an observation of a key is void once the key's epoch has changed, on every worker at once.
 
 An own write stores new numbers in memory that all workers share: nothing is searched for or deleted, and what lands
 later is void as it lands. A number is never stored twice, so that a change is never missed: its upper 24 bits are the
-opening of the file that it comes from, its lower 40 bits count within that. So a store replaces what is there: there
+opening of the file that it comes from, its lower 40 bits count within that. So a store overwrites a number: there
 is no addition, no lock and no wait, for threads and processes, whichever of them is stopped or killed.
 
     cell 0                  how often the file was opened
@@ -21,12 +21,12 @@ is no addition, no lock and no wait, for threads and processes, whichever of the
 A key's epoch has changed when its bucket's cell has, or *both* of its own. So a write voids another key only together
 with a second write that shares the other cell.
 
-A process that is killed in the midst of a write can void nothing when the origin has done its work. So each write is
-written down before it is sent, and the next process in that place voids what it finds (`left_behind`).
+A process that is killed during a write cannot void its key when the origin carries the write out. So a process records
+each write before it sends it, and its successor voids the recorded keys (`left_behind`).
 
-Where the origin has not answered, it may carry a write out later, and what is learned of the key meanwhile may be of
-before. So a write in doubt is ended later than others: what was learned is
-forgotten once more then, and until then LIST asks the origin about its keys.
+If the origin has not answered, it may carry a write out later, and the state learned meanwhile may precede it. So a
+write in doubt ends later than others: the gateway then forgets its keys once more, and until then LIST asks the origin
+about them.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class ObjectHead:
 
     @cached_property
     def of_whole(self) -> EncodedHeaders:
-        """What an answer with all of its bytes says of the object, encoded once for all of them."""
+        """Header fields of an answer with all of the bytes, encoded once for all such answers."""
         onward = [(name, value) for name, value in filter_response_headers(self.headers) if name not in _OF_THE_ANSWER]
         onward.append(("accept-ranges", "bytes"))
         return EncodedHeaders.of(onward)
 
     @cached_property
     def of_range(self) -> EncodedHeaders:
-        """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
+        """Header fields of an answer with some of the bytes; clients would check a whole's checksum against those."""
         return of_part(self.of_whole)
 
 
@@ -107,9 +107,9 @@ def of_part(of_whole: EncodedHeaders) -> EncodedHeaders:
 
 
 def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) -> tuple[ObjectHead, ByteRange | None]:
-    """The same from an answer to GetObject, 200 or 206, and which bytes its body holds; None: it is empty.
+    """Return the head from a GetObject answer, 200 or 206, and the range that its body holds, None if empty.
 
-    OriginBodyError when lengths do not fit together.
+    Raises OriginBodyError when lengths do not fit together.
     """
     content_range = headers.get("content-range")
     if (content_range is None) is (status == 206):
@@ -140,7 +140,7 @@ def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = F
 
 
 CATALOG_KEY_BYTES_MAX = 511
-"""What LMDB takes."""
+"""LMDB's limit."""
 
 _DIGEST_BYTES = 32
 
@@ -158,7 +158,7 @@ def catalog_key(key: ObjectKey) -> bytes:
 
 
 def version_key(version: ObjectVersion) -> bytes:
-    """One version's place: a digest, as nobody asks for versions in order."""
+    """Return a version's key: a digest, as versions are never read in order."""
     key = version.key
     whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()
@@ -195,7 +195,7 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked;
     of a bucket itself, or of a listing, the first alone.
     """
 
@@ -206,8 +206,8 @@ class ObservedAt:
 
 
 @immutable
-class Entry:
-    """What the catalog knows of a key.
+class CatalogEntry:
+    """The catalog's record of a key.
 
     `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
     missing bucket, which a HEAD cannot tell apart. `with_checksums`: asked with `x-amz-checksum-mode: ENABLED`.
@@ -221,7 +221,7 @@ class Entry:
     settled: bool = False
 
 
-def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
+def pack(key: bytes, entry: CatalogEntry) -> tuple[bytes, bytes]:
     """The record, and the extra record, empty where the object has nothing out of the ordinary.
 
     The checksum covers the key and both: a record that is damaged, or lies under another key, is none.
@@ -262,7 +262,7 @@ def has_extra(record: bytes) -> bool:
 
 
 def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
-    """Whether a record is about an object of this ETag, as listings write it, and size; not whether it is whole."""
+    """Return True if a record has this ETag, as listings write it, and size. The record's checksum is not verified."""
     flags, has = int.from_bytes(record[_CHECKSUM_BYTES : _CHECKSUM_BYTES + 2], "little"), record[_FIXED.size :]
     if flags & _ABSENT or _FIXED.unpack_from(record)[7] != size_bytes:
         return False
@@ -270,7 +270,7 @@ def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
     return not etag or known == unquote(etag.removeprefix("W/"))
 
 
-def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> CatalogEntry | None:
     """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
@@ -279,7 +279,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         return None
     observed = ObservedAt(epoch, seconds, boot, (first, second))
     if flags & _ABSENT:
-        return Entry(observed, named=bool(flags & _NAMED))
+        return CatalogEntry(observed, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
     headers = {"etag": etag} if etag else {}
     headers["content-length"] = str(size_bytes)
@@ -290,7 +290,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
+    return CatalogEntry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:
@@ -314,14 +314,14 @@ class Freshness(Enum):
     USELESS = "useless"
 
 
-def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
+def freshness(entry: CatalogEntry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
     """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
 
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
-    longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
+    longer. Entries of another boot, or from the future, are of unknown age: only `immutable` can use it.
     """
     if slot.consistency in ("strict", "snapshot"):
-        return Freshness.USELESS  # what is in a snapshot is told by nothing else
+        return Freshness.USELESS  # only the snapshot itself tells its content
     observed = entry.observed_at
     age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
     if entry.head is None:
@@ -380,7 +380,7 @@ _STORAGE_CLASS = re.compile("<StorageClass>([^<]*)</StorageClass>")
 
 
 def is_settled(head: ObjectHead) -> bool:
-    """Whether the origin's answer was given so long after the object's date that another version must have another."""
+    """Return True if the answer came so long after the object's date that another version must have another date."""
     answered = parse_http_date(head.headers.get("date", ""))
     if answered is None or head.last_modified is None:
         return False
@@ -388,7 +388,7 @@ def is_settled(head: ObjectHead) -> bool:
 
 
 def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
-    """Whether the object that was listed is the one that `head`, which was settled, is about; in doubt it is not."""
+    """Return True if the listed object is certainly the one that `head`, which was settled, describes."""
     if not is_version(head, listed.modified, listed.etag, listed.size_bytes):
         return False
     storage_class = head.headers.get("x-amz-storage-class", "STANDARD")
@@ -398,7 +398,7 @@ def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
 
 
 def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> bool:
-    """Whether `head` is about an object of this date, as listings write it, ETag and size."""
+    """Return True if `head` has this ETag, size and date, the date as listings write it."""
     if head.version.etag != etag or head.version.size_bytes != size_bytes or head.last_modified is None:
         return False
     return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
@@ -417,10 +417,10 @@ _FIRST_KEY = 1 + _BUCKETS
 _SECOND_KEY = _FIRST_KEY + 2**_ROW_BITS
 _FIRST_WRITE = _SECOND_KEY + 2**_ROW_BITS
 _WRITES_MAX = 256
-"""Of a process, which are written down by themselves. With more at once, everything is void when it is killed."""
+"""Writes of one process that are recorded one by one. With more at once, a kill voids everything."""
 
 _KEYS_MAX = 8
-"""Of one write, likewise: with more, all of its bucket is void."""
+"""Keys of one write that are recorded. With more, a kill voids the whole bucket."""
 
 _OF_KEY: Final = 1 << 60
 _OF_BUCKET: Final = 2 << 60
@@ -449,9 +449,9 @@ collector of cycles lets tuples of numbers be."""
 class InvalidationEpochs:
     """The cells, as one process sees them. All but `sync` may run on the event loop.
 
-    `path` is a file made by `create`, and nobody else opens it at this moment; None: they are this process's alone.
-    `process` is the number that no other living process has. FileNotFoundError when it is not such a file, or was
-    opened 16 million times.
+    `path` is a file made by `create`, and no other process opens it at this moment; None: the cells are this process's
+    alone. `process` is the number that no other living process has. FileNotFoundError when it is not such a file, or
+    was opened 16 million times.
     """
 
     def __init__(self, path: Path | None, process: int = 0) -> None:
@@ -465,10 +465,10 @@ class InvalidationEpochs:
         self._numbers = count(opening << _COUNT_BITS)  # next() of it is one step of the interpreter
         own = _FIRST_WRITE + process * _WRITES_MAX
         self._beyond, self._count_beyond = own, 0
-        """Where it is written down that there are more writes than places, and how many."""
+        """The cell that records writes without a place of their own, and the number of those under way."""
         self._places = [place for place in range(own + 1, own + _WRITES_MAX) if not self._cells[place]]
         self.left_behind = [place for place in range(own, own + _WRITES_MAX) if self._cells[place]]
-        """Of writes that the process before was killed in: for `void`, and then for `end_write`."""
+        """Records of writes during which the previous process was killed: for `void`, and then for `end_write`."""
         if self._beyond in self.left_behind:
             self._count_beyond = 1
 
@@ -483,7 +483,7 @@ class InvalidationEpochs:
         return cells[_FIRST_KEY + (digest & _ROW_MASK)], cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)]
 
     def is_current(self, observed: ObservedAt, bucket: str, record_key: bytes) -> bool:
-        """Whether nothing was written since the moment `observed` that could have changed what was seen of the key."""
+        """Return True if no write since the moment `observed` could have changed the key."""
         cells, (first, second) = self._cells, observed.cells
         if observed.epoch != cells[_bucket_cell(bucket)]:
             return False
@@ -493,7 +493,7 @@ class InvalidationEpochs:
         return bool(cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] == second)
 
     def watch(self, observed: ObservedAt, bucket: str, record_key: bytes) -> Watch:
-        """What `is_as_watched` is to be asked again and again, in place of `is_current`."""
+        """Return the argument for repeated calls of `is_as_watched`, in place of `is_current`."""
         digest = crc64nvme(record_key)
         one, other = _FIRST_KEY + (digest & _ROW_MASK), _SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)
         return _bucket_cell(bucket), observed.epoch, one, observed.cells[0], other, observed.cells[1]
@@ -551,7 +551,7 @@ class InvalidationEpochs:
                 self.change_everything()
 
     def end_write(self, places: Sequence[int]) -> None:
-        """They have been answered, or never will be, and what they change is void."""
+        """End writes that were answered or never will be: what they change is void."""
         for place in places:
             if place == self._beyond:
                 self._count_beyond -= 1
@@ -586,7 +586,7 @@ def _bucket_cell(bucket: str) -> int:
 
 
 IN_DOUBT_SECONDS = 60.0
-"""A request of which nothing has been heard is carried out within so long, or never."""
+"""Seconds after which the origin no longer carries out a request that it has not answered."""
 
 IN_DOUBT_MAX = 10_000
 """With more, the oldest is ended sooner: an origin that is away must not fill the memory."""
@@ -595,7 +595,7 @@ _log = structlog.get_logger("forebay.catalog")
 
 
 class InDoubtWrites:
-    """Those of this process, each with what ends it. Event loop only."""
+    """Writes in doubt of this process, each with the call that ends it. Event loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -624,6 +624,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others are to be ended all the same
+            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

@@ -23,9 +23,10 @@ OLD_ENGINE, NEW_ENGINE = 0, 1
 def open_environment(
     directory: Path, names: Sequence[bytes], *, map_bytes: int, engine: int
 ) -> tuple[lmdb.Environment, list[Table]]:
-    """The environment and its tables, which are made where they are missing.
+    """Open the environment and its tables; create missing ones.
 
-    Blocks while another process writes to it: LMDB gives tables to nobody else. Raises lmdb.Error, OSError.
+    Blocks while another process writes to it, as LMDB opens tables in write transactions alone. Raises lmdb.Error,
+    OSError.
     """
     set_aside_lock_file(directory)
     environment = lmdb.open(

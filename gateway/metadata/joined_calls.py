@@ -1,13 +1,13 @@
-"""Identical questions to the origin share one call: the first that begins after each of them was asked.
+"""Share one call to the origin among identical questions: the first call that begins after each of them was asked.
 
-    nothing under way? → a call begins; else the question joins those that wait for the next one
+    no call under way? → a call begins; else the question joins those that wait for the next one
 
-A call that is under way answers nobody who comes later: it may have seen the origin before an event that the caller
-has seen. So the promise of `strict` slots holds to the letter, and any number of callers at once costs two calls.
+A call under way never answers a later caller: it may have seen the origin before an event that the caller has seen. So
+the promise of `strict` slots holds to the letter, and any number of callers at once costs two calls.
 
-A later call's answer is as good for those who wait for an earlier one, so whoever waits for a call that is stuck has
-the next one's; where nobody else asks, one is made for him. What one account may not have (connections to the origin)
-is no other's failure: each account has calls of its own.
+A later call's answer is valid for earlier waiters, so callers of a stuck call get the next call's answer; without other
+callers, `JoinedCalls` makes one for them. Each account has calls of its own, so that an account's denied access to the
+origin fails no other account.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_SECONDS_MAX = 2.0
 """The next call waits no longer for the one under way, which may never end."""
 
 OVERTAKEN_AFTER_SECONDS = 5.0
-"""A call that takes longer is made once more for those who wait for it; twice as long for each that was made."""
+"""Seconds after which waiting callers get another call; they double with each call made."""
 
 _LOOK_SECONDS = 1.0
 
@@ -54,7 +54,7 @@ class _Call:
                 one.set_result(answer)
 
     def failed(self, error: Exception, *, is_answer: bool) -> None:
-        """Who waits for a call before it may have its answer still, unless the failure is the origin's answer."""
+        """Fail the callers. Those that an earlier call may still answer fail only if `error` is the origin's answer."""
         for one in self.waiting | self.earlier if is_answer else self.waiting:
             if not one.done():
                 one.set_exception(error)
@@ -70,10 +70,10 @@ class JoinedCalls:
     _watching: asyncio.Task[None] | None = None
 
     async def ask(self, question: Hashable, send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `send` gives, or that of another caller who asks the same; raises as that one does.
+        """Return the result of `send`, or of another caller's identical question; raise as that one does.
 
-        `question` must tell everything that may change the answer. A caller that is cancelled harms nobody; a call
-        for which nobody waits any more is not made, or is cancelled.
+        `question` must contain everything that may change the answer. A cancelled caller harms no other; a call without
+        waiting callers is not made, or is cancelled.
         """
         question = ACCOUNT.get(), question
         call = self._joinable.get(question)
@@ -93,7 +93,7 @@ class JoinedCalls:
                 self._leave(question, later, mine)
 
     async def close(self) -> None:
-        """Cancel what is under way; whoever waits is cancelled with it."""
+        """Cancel all calls and their callers."""
         calls = [*self._joinable.values(), *chain.from_iterable(self._under_way.values())]
         for call in calls:
             for one in call.waiting:
@@ -128,10 +128,10 @@ class JoinedCalls:
             answer = await call.send()
         except (OriginUnreachable, OriginBodyError) as error:
             call.failed(error, is_answer=False)
-        except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
+        except Exception as error:  # noqa: BLE001 - the waiting callers get it as it is
             call.failed(error, is_answer=True)
         except asyncio.CancelledError:
-            given_up = OriginUnreachable("the request to the origin was given up")  # whoever gave it up
+            given_up = OriginUnreachable("the request to the origin was given up")  # by any caller
             call.failed(given_up, is_answer=False)
             raise
         else:
@@ -161,7 +161,7 @@ class JoinedCalls:
                 self._begin(question, following)
 
     def _leave(self, question: Hashable, call: _Call, mine: asyncio.Future[Any]) -> None:
-        """One waits no more; a call for which nobody does is given up, whether it is over or not."""
+        """Stop waiting. A call without waiting callers is cancelled."""
         call.waiting.discard(mine)
         call.earlier.discard(mine)
         if call.waiting or call.earlier:

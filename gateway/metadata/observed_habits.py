@@ -1,7 +1,7 @@
-"""What the origin's answers have shown of a bucket: how large its objects are, and what the origin cannot do there.
+"""Habits of buckets that the origin's answers have shown: object sizes, and operations that the origin cannot do there.
 
-Where the origin cannot do what the cache hangs on (ranges, strong ETags that differ where objects do), objects are read
-in one stream, past the cache. All processes know that through the catalog.
+If the origin lacks what the cache relies on (ranges, strong ETags that differ where objects do), the gateway reads
+objects in one stream, past the cache. All processes know that through the catalog.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.metadata.entries import Entry
+from gateway.metadata.entries import CatalogEntry
 from gateway.s3.origin_habits import OriginHabits
 
 
@@ -31,7 +31,7 @@ class SizesSeen:
         sizes.append(version.size_bytes)
 
     def are_within(self, key: ObjectKey, size_bytes: int) -> bool:
-        """Whether enough objects of this kind were looked at, the last ones all no longer than that."""
+        """Return True if enough objects of this kind were seen, the last ones all within `size_bytes`."""
         sizes = self._kinds.get(_kind(key), ())
         return len(sizes) == SIZES_SEEN and max(sizes) <= size_bytes
 
@@ -63,8 +63,8 @@ def pack_habits(habits: OriginHabits) -> dict[str, str]:
     return {**packed, _SHARED: "\t".join(sorted(habits.shared_etags))}
 
 
-def unpack_habits(entry: Entry, boot: int, now_seconds: float) -> OriginHabits:
-    """What of it is believed at a time of the boot of that number."""
+def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginHabits:
+    """Return the habits that are still valid at `now_seconds` of the boot of that number."""
     told: Mapping[str, str] = entry.head.headers if entry.head is not None else {}
     observed = entry.observed_at
     is_young = observed.boot == boot and 0 <= now_seconds - observed.seconds < HABITS_SECONDS

@@ -1,6 +1,6 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
+    FORMAT       "forebay catalog 1": any other content is refused, never misread
     ORIGIN       whose objects these are: the homes of buckets (objects.Homes). The catalog of another main origin is
                  dropped; of buckets that have another home than before, all is forgotten
     BOOT         the kernel's boot id when the directory was last opened
@@ -41,9 +41,7 @@ from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 3\n"
-FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
-"""A catalog of these formats is dropped: it is learned again."""
+FORMAT = b"forebay catalog 1\n"
 
 ANSWERS = "answers"
 ENVIRONMENTS = ("index", "listing", "dirty")
@@ -51,16 +49,16 @@ OPENING_SECONDS_MAX = 60.0
 """Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
 
 CLOSING_SECONDS_MAX = 10.0
-"""Who cannot close it in order leaves it as it is."""
+"""Seconds after which a process leaves the catalog as it is, not closed in order."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
-"""What LMDB says of files that it did not write, or that have been harmed."""
+"""LMDB's errors for files that it did not write or that are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _CatalogFiles:
     epochs: InvalidationEpochs
     store: CatalogStore
     dirty: DirtyKeys
@@ -78,7 +76,7 @@ class _Files:
 class OpenCatalog:
     """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
 
-    def __init__(self, path: Path, files: _Files, users: int, boot: int) -> None:
+    def __init__(self, path: Path, files: _CatalogFiles, users: int, boot: int) -> None:
         self.store = files.store
         self.epochs = files.epochs
         self.dirty = files.dirty
@@ -111,8 +109,8 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
         raise opening_failure(f"the catalog {path}", error) from error
 
 
-def disbelieve(path: Path) -> None:
-    """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
+def discard_catalog(path: Path) -> None:
+    """Make the next process that opens the catalog drop everything; raise StoreUnavailable when the disk fails."""
     try:
         if path.is_dir():  # a new disk has none
             remove_durably(path / "BOOT", path / "CLEAN")
@@ -133,7 +131,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 f"the catalog {path} was written for other homes of the buckets, and other processes use it: "
                 "stop them first"
             )
-        remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
+        remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
         files = _open_with_room(path, users, process, size_bytes_max)
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
             files.epochs.change_bucket(bucket)
@@ -147,8 +145,8 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
         raise
 
 
-def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
-    """Begun anew where a full disk does not take what opening writes, and nobody else has it open: that makes room."""
+def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
+    """Open the catalog; if the disk is too full and no other process has it open, drop it to make room."""
     try:
         return _open_recovered(path, users, process, size_bytes_max)
     except (OSError, lmdb.Error) as error:
@@ -158,7 +156,7 @@ def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -
     return _open_recovered(path, users, process, size_bytes_max)
 
 
-def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
     files = _open_files(path, users, process, size_bytes_max)
     try:
         if try_lock(users):
@@ -169,7 +167,7 @@ def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -
     return files
 
 
-def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
     """Made anew where they are missing, or are not what they should be."""
     try:
         for name in ENVIRONMENTS:
@@ -183,7 +181,7 @@ def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _F
     return _try_open_files(path, process, size_bytes_max)
 
 
-def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _Files:
+def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _CatalogFiles:
     with ExitStack() as stack:
         shared = InvalidationEpochs(path / "epochs", process)
         stack.callback(shared.close)
@@ -193,15 +191,12 @@ def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _Files:
         stack.callback(dirty.close)
         listing = ListingStore(path / "listing", shared, dirty, told=store.listed)
         stack.pop_all()
-        return _Files(shared, store, dirty, listing)
+        return _CatalogFiles(shared, store, dirty, listing)
 
 
 def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
-        write_durably(path / "FORMAT", FORMAT)
-    elif found in FORMATS_BEFORE:
-        disbelieve(path)
         write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(
@@ -233,9 +228,8 @@ def _drop(path: Path, users: int) -> None:
     remove_durably(path / "BOOT", path / "CLEAN")
     if (path / ANSWERS).exists():
         shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
-    for name in ("epochs", "generations"):  # so named until format 2
-        (path / name).unlink(missing_ok=True)
-    for name in (*ENVIRONMENTS, "marks"):  # the last until format 2
+    (path / "epochs").unlink(missing_ok=True)
+    for name in ENVIRONMENTS:
         shutil.rmtree(path / name, ignore_errors=True)
 
 

@@ -1,15 +1,15 @@
 """The catalog's records in LMDB, shared by all workers. Looking up takes microseconds: it may run on the event loop.
 
     entries   catalog key → record
-    extras    catalog key → what the record has no room for
+    extras    catalog key → the rest, if the record has no room for it
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+(opening.py). The origin can always repeat its content, so that trouble with the disk is a miss. Updates are
 gathered on the event loop and written by a thread, a few per transaction.
 
 `DiskThread` is for disk work that may hang: in LMDB and SQLite one process at a time writes, and that one may be
-stopped. Who waits there has a deadline, and goes on without the result; the work is carried out when it can be. The
+stopped. Callers have a deadline, and go on without the result; the work is carried out when possible. The
 thread is a daemon: work that hangs keeps no process from ending.
 """
 
@@ -37,7 +37,7 @@ from gateway.disk.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
-    Entry,
+    CatalogEntry,
     InvalidationEpochs,
     Watch,
     catalog_key,
@@ -78,11 +78,11 @@ class DiskThread:
         return begun is not None and time.monotonic() - begun > seconds
 
     def submit(self, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> asyncio.Future[R]:
-        """Have it done behind everything submitted before. Who does not look at the result need not."""
+        """Run the work after everything submitted before. Callers may ignore the result."""
         if self._is_closing:
             raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
-        done.set_running_or_notify_cancel()  # nobody can take it back any more
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
         self._submitted += 1
         self._works.put((done, partial(work, *arguments, **keywords)))
         if self._thread is None:
@@ -93,10 +93,7 @@ class DiskThread:
         return result
 
     async def run(self, seconds_max: float, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Its result; TimeoutError when it is not done in time, though it may be done later.
-
-        While what was submitted before takes longer than that, nothing more is: TimeoutError at once.
-        """
+        """Return the work's result; raise TimeoutError when it is not done in time, though it may be done later."""
         if self.is_stuck(seconds_max):
             raise TimeoutError
         return await in_time(self.submit(work, *arguments, **keywords), seconds_max)
@@ -115,7 +112,7 @@ class DiskThread:
             self._begun_seconds = time.monotonic()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 self._ended()
                 done.set_exception(error)
             else:
@@ -130,7 +127,7 @@ class DiskThread:
 
 
 async def in_time(result: asyncio.Future[R], seconds_max: float) -> R:
-    """The result; TimeoutError when it is not there in time. The work goes on, whoever leaves."""
+    """Return the result, or raise TimeoutError. The work goes on when its caller leaves."""
     async with asyncio.timeout(seconds_max):
         return await result
 
@@ -141,7 +138,7 @@ def _looked_at(result: asyncio.Future[Any]) -> None:
 
 
 SIZE_BYTES_MAX = 16 * 1024**3
-"""What the entries may take: about 100 million objects without extra records."""
+"""Limit of the entries' size: about 100 million objects without extra records."""
 
 LANDED_PER_TRANSACTION = 32
 """About half a millisecond: own writes of other processes wait no longer than that."""
@@ -150,15 +147,15 @@ _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
 _COMPARED = CATALOG_KEY_BYTES_MAX - 32
-"""So much of a catalog key is the bucket's name and the key's, however long that is."""
+"""Bytes of a catalog key that always come from the bucket's name and the key, however long they are."""
 
 
 @immutable
 class CatalogUpdate:
-    """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
+    """An entry on its way into the catalog; `of_version`: it describes its version, whichever is current."""
 
     key: ObjectKey
-    entry: Entry
+    entry: CatalogEntry
     of_version: bool = False
 
 
@@ -203,20 +200,20 @@ class CatalogStore:
         )
         self._entries, self._extras, self._versions = tables
 
-    def lookup(self, key: ObjectKey) -> Entry | None:
-        """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
+    def lookup(self, key: ObjectKey) -> CatalogEntry | None:
+        """Return the entry of a key unless an own write has voided it; None also when the disk fails."""
         record_key = catalog_key(key)
         entry = self._entry(key, record_key)
         if entry is None or not self.epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
 
-    def last(self, key: ObjectKey) -> Entry | None:
-        """What was known of a key, though it may be void by now: it answers nothing but what has become of it."""
+    def last(self, key: ObjectKey) -> CatalogEntry | None:
+        """Return the last entry of a key even if void. Callers may compare it, but not answer with it."""
         return self._entry(key, catalog_key(key))
 
-    def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
-        """The same as `lookup`, for who asks again and again whether it is still so."""
+    def hold(self, key: ObjectKey) -> tuple[CatalogEntry, HeldRecord] | None:
+        """Do the same as `lookup`, with a record for callers that check repeatedly whether the entry still holds."""
         record_key, seen = catalog_key(key), self.last_commit.number()
         record, extra = self.packed(record_key)
         entry = unpack(record_key, key, record, extra) if record is not None else None
@@ -227,8 +224,8 @@ class CatalogStore:
             return None
         return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
-    def lookup_version(self, version: ObjectVersion) -> Entry | None:
-        """What is known of one version; no own write voids it. None also when the disk gives nothing."""
+    def lookup_version(self, version: ObjectVersion) -> CatalogEntry | None:
+        """Return the entry of one version; no own write voids it. None also when the disk fails."""
         record_key = version_key(version)
         try:
             with self._environment.begin() as transaction:
@@ -254,7 +251,7 @@ class CatalogStore:
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
-        What is known of another version is void from then on, on every worker. Called in the listing's thread.
+        Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """
         record_key = catalog_key(key)
         packed, extra = self.packed(record_key)
@@ -265,7 +262,7 @@ class CatalogStore:
     def void_if_listed_otherwise(
         self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
     ) -> None:
-        """Void what is known of keys, in order, of which the origin has listed another `version`: ETag and size."""
+        """Void entries whose keys the origin has listed, in order, with another `version`: ETag and size."""
         if not listed:
             return
         found = []
@@ -281,7 +278,7 @@ class CatalogStore:
                     if record is not None and not is_listed_so(record, *version(said)):
                         found.append(key)
         except (lmdb.Error, struct.error):
-            return  # what cannot be read answers nobody
+            return  # unreadable entries answer no request
         for key in found:
             if self.lookup(key) is not None:
                 self.epochs.change_key(key)
@@ -307,7 +304,7 @@ class CatalogStore:
         except lmdb.Error:
             return None, b""
 
-    def _entry(self, key: ObjectKey, record_key: bytes) -> Entry | None:
+    def _entry(self, key: ObjectKey, record_key: bytes) -> CatalogEntry | None:
         record, extra = self.packed(record_key)
         return unpack(record_key, key, record, extra) if record is not None else None
 
@@ -363,7 +360,7 @@ class CatalogStore:
             cursor.delete()
 
 
-def _is_of(entry: Entry, record: bytes | None) -> bool:
+def _is_of(entry: CatalogEntry, record: bytes | None) -> bool:
     if entry.head is None or record is None:
         return entry.head is None and record is None
     modified, etag, size_bytes = version_of(record)
@@ -381,11 +378,11 @@ LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
 
 GATHERING_SECONDS = 0.01
-"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+"""Seconds between two transactions: updates that come meanwhile are written together. A lone one does not wait."""
 
 
 class CatalogWriter:
-    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
+    """One process's queue. Callers do not wait for an update to land: until then its object is asked for again."""
 
     def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
         self._store = store
@@ -410,7 +407,7 @@ class CatalogWriter:
             await self._writing
 
     async def close(self) -> bool:
-        """Write what is left; False when that takes too long, and the thread is left behind."""
+        """Write the remaining updates. Return False when that takes too long; the thread is left behind then."""
         if not self._thread.is_stuck(LAND_SECONDS_MAX):
             await self.settle()
         return await self._thread.close(LAND_SECONDS_MAX)

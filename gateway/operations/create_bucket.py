@@ -1,9 +1,9 @@
 """CreateBucket (S3 API, "CreateBucket"): clients such as rclone ask for their bucket before they write to it.
 
-    does the origin have it, and may who asks look into it? → answered here, as S3 answers its owner: nothing is changed
-    else → the origin, where the caller may create it
+    the origin has it, and the caller may look into it? → answered here, as S3 answers its owner: nothing changes
+    else → the origin, if the caller may create it
 
-The origin is asked anew each time: somebody may just have removed the bucket. Whoever may ask, see `edge/access.py`.
+The origin is asked each time: the bucket may just have been removed. `edge/access.py` decides who may ask.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.xml import text_of
 
 _FIRST_REGION = "us-east-1"
-"""Only there a bucket may be created again."""
+"""The only region in which a bucket may be created again."""
 
 _SETTINGS = ("x-amz-acl", "x-amz-grant-", "x-amz-bucket-", "x-amz-object-ownership")
-"""Headers, by their beginnings, that say how the bucket is to be."""
+"""Beginnings of headers that set properties of the bucket."""
 
 
 async def create_bucket(context: RequestContext) -> Response:
-    """Answer for a bucket that exists, or have the origin create it."""
+    """Answer for a bucket that exists, or let the origin create it."""
     payload, bucket, services = await receive_payload(context), context.request.bucket or "", context.services
     question = OriginRequest(
         "HEAD", bucket, purpose=Purpose.FORWARD, slot=context.slot.name, signed_by=context.signed_by
@@ -44,7 +44,7 @@ async def create_bucket(context: RequestContext) -> Response:
 
 
 def _region_asked(context: RequestContext) -> str:
-    """The region that the caller signs for, as of an origin that names none; of other signatures, S3's first."""
+    """Return the region that the caller signs for as the origin's; for other signatures, S3's first."""
     return context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
 
 

@@ -1,4 +1,4 @@
-"""What the rest of the gateway asks of an origin: one request in, one streamed answer out.
+"""The gateway's interface to an origin: one request in, one streamed answer out.
 
 Everything that leaves for the origin is an `OriginRequest`; `S3Origin` (s3.py) signs and sends it, `MemoryOrigin`
 answers it in tests. Header names are lower case. Header values are latin-1 decoded text, that is, each
@@ -9,24 +9,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from gateway.core.immutable import immutable
 from gateway.origin.receive_buffer import ReceiveBuffer
 
-if TYPE_CHECKING:
-    from gateway.origin.signing import KeyPair
-
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
 OWN_KEY_REFUSED = "The origin refuses the key of this gateway"
-"""The message of a 403 begins so that is about the gateway's own key, and not about what it may do."""
+"""Beginning of a 403's message that is about the gateway's own key, and not about the key's rights."""
 
 OWN_CLOCK_REFUSED = "The origin has another time than this gateway, and refuses what it signs"
-"""The same where the key is not to blame."""
+"""Error text where the clock, not the key, is to blame."""
 
 
 Direction = Literal["read", "write"]
@@ -45,7 +42,7 @@ class Purpose(StrEnum):
 
 
 class HedgeOutcome(StrEnum):
-    """What became of a read that was sent again because it was stuck: a label of metrics."""
+    """Outcome of a read that was sent again because it was stuck: a label of metrics."""
 
     WON = "won"
     """The second connection brought the bytes."""
@@ -57,12 +54,49 @@ class HedgeOutcome(StrEnum):
 
 
 ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
-"""Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
+"""Account of the caller whose request needs the origin: accounts share out connections. Empty: the gateway's own."""
 
 
 IS_AWAITED: ContextVar[Callable[[], bool] | None] = ContextVar("origin_is_awaited", default=None)
-"""Whether somebody waits for what a request is part of, whatever it was begun for. It may change meanwhile. None: its
-purpose says so."""
+"""True if a client waits for the work that a request belongs to, whatever its purpose. It may change during the
+request. None: the purpose decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """An access key; `session_token` comes with temporary ones. Its repr shows no secret."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+class CredentialSource(Protocol):
+    """Who gives the key pair for requests to the origin."""
+
+    async def current(self) -> KeyPair:
+        """The pair to sign with now. CredentialsUnavailable when there is none."""
+
+
+class OriginCredentials(CredentialSource, Protocol):
+    """A source that also tells, without waiting, which pairs callers may sign with."""
+
+    async def start(self) -> None:
+        """Begin to look for a pair; returns at once, whether or not there is one."""
+
+    def known(self) -> tuple[KeyPair, ...]:
+        """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
+
+    def renew(self) -> None:
+        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
+        one is looked for; the pair is used meanwhile."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the pair is not renewed, where its source knows; it may be good still."""
+
+    async def aclose(self) -> None:
+        """Stop looking."""
 
 
 @immutable

@@ -1,4 +1,4 @@
-"""What passes the link to the origin, as far as a connection's end can see it: what policy finds its capacity by."""
+"""Traffic over the link to the origin, as a connection's end sees it: policy finds the link's capacity by it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AnswerKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one process has moved in one direction, as far as the link goes.
+    """One process's traffic over the link in one direction.
 
-    `arrived_bytes`: that came through the link in all, received by the machine or acknowledged by the origin's.
+    `arrived_bytes`: all that came through the link, received by the machine or acknowledged by the origin's.
     `unacknowledged_bytes`: handed over to be sent, and not acknowledged. `waiting`: how long the requests that are
     complete and have no answer have waited, in seconds, each with its kind. `bodies`: how many are under way;
     `starved_bodies`: of them, those whose reader waits for bytes that have not arrived.
@@ -43,10 +43,8 @@ class Traffic:
 
 
 class LinkEnd(Protocol):
-    """What talks to an origin over the link."""
-
     def traffic(self) -> Mapping[Direction, Traffic]:
-        """What has been moved over it."""
+        """Return the traffic in each direction."""
 
     def limit_windows(self, size_bytes: int) -> None:
         """Let no more than this be on its way to any connection."""

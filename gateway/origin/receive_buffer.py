@@ -1,4 +1,4 @@
-"""Where large bodies are received: in buffers that are used again and again, not in an object for each packet."""
+"""Buffers that receive large bodies again and again, in place of an object for each packet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 GATHERING_SECONDS_MAX = 0.1
-"""How long bytes of a slow origin wait in a buffer for the next ones."""
+"""Seconds for which bytes of a slow origin wait in a buffer for the next ones."""
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class ReceiveBuffer:
 
 
 async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:
-    """The same bytes, gathered in a buffer: each piece is a view of it, good until the next is asked for.
+    """Gather pieces in a buffer: each result is a view of it, valid until the next is requested.
 
-    What has come before a failure is given before it is raised.
+    Bytes that came before a failure are yielded before it is raised.
     """
     loop, filled, since = asyncio.get_running_loop(), 0, 0.0
     try:

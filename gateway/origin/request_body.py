@@ -23,7 +23,7 @@ from gateway.s3 import aws_chunked
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 CHUNK_BYTES = 1024 * 1024
-"""Of aws-chunked."""
+"""Size of an aws-chunked chunk."""
 
 EXPECT_CONTINUE_MIN_BYTES = 256 * 1024
 """Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset.
@@ -68,7 +68,6 @@ NO_BODY = RequestBody(EMPTY_SHA256, {}, {}, b"")
 
 
 def request_body(request: OriginRequest) -> RequestBody:
-    """The body of `request` for one attempt."""
     if not isinstance(request.body, StreamedBody):
         return _in_memory(request.method, request.body)
     if request.body.trailer_name is not None:
@@ -115,7 +114,7 @@ class FirstPieceAwaited:
         self._is_held = False
 
     async def wait(self) -> None:
-        """Until the first piece is there, or the end. Raises what the source raises."""
+        """Wait for the first piece, or the end. Raises what the source raises."""
         if not self._is_held:
             self._first, self._is_held = await anext(self._chunks, None), True
 
@@ -132,7 +131,7 @@ class FirstPieceAwaited:
 
 
 def with_first_piece(request: OriginRequest, body: StreamedBody) -> tuple[OriginRequest, FirstPieceAwaited]:
-    """The same request, and what to wait for before a connection is taken for it."""
+    """Return the request with a source that the caller can await before it takes a connection."""
     source = FirstPieceAwaited(body.chunks)
     return replace(request, body=replace(body, chunks=source)), source
 

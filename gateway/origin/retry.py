@@ -1,16 +1,16 @@
-"""When an origin fails: whether a request may be sent again, when, and whether it is worth asking at all.
+"""Handling of a failing origin: which requests may be sent again, when, and whether asking is worth it at all.
 
 Exponential backoff with full jitter; a budget shared by everything that talks to one origin, as in the standard retry
 mode of AWS's SDKs: when most requests fail, retries stop, so that a struggling origin is not buried under them.
 
-Where nobody knows whether the origin has carried a request out, it depends on the request (`repetition`). A GET, a
+If it is unknown whether the origin has carried a request out, a retry depends on the request (`repetition`). A GET, a
 plain PUT of an object and a plain DELETE of one end the same however often they are carried out. A second
-CreateMultipartUpload leaves an upload that nobody knows, and a second conditional PUT is answered 412 because the first
-has been carried out: who writes a lock would believe that somebody else holds it.
+CreateMultipartUpload leaves an unknown upload, and a second conditional PUT is answered 412 because the first
+has been carried out: the writer of a lock would believe that another client holds it.
 
 While an origin is dead or says nothing, requests fail at once and one at a time finds out whether it is back
-(`CircuitBreaker`). What one worker finds out, it tells the others in a page of memory that all of them map
-(`SilenceBoard`).
+(`CircuitBreaker`). A worker tells the others its finding in a page of memory that all of them map
+(`OriginHealth`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from gateway.s3.headers import parse_http_date
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _REFUSALS = frozenset({501, 503, 505, 507, 508, 511})
-"""Those that say "not implemented", "later", "no such version", "no room", "in a loop" and "not you"."""
+"""Statuses that mean "not implemented", "later", "no such version", "no room", "in a loop" and "not you"."""
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
 
 _CODES_OF_RATES = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "Throttling"})
 
 
-def says_later(status: int) -> bool:
-    """Whether an answer of this status is asked for again, whatever its document says."""
+def asks_for_retry(status: int) -> bool:
+    """Return True if a request is sent again after this status, whatever the answer's document says."""
     return status in _RETRIED_STATUSES
 
 
 def is_retried(status: int, code: str | None) -> bool:
-    """Whether an answer says "later" rather than "no". `code` is the S3 error code, where the answer had one."""
-    return says_later(status) or (status >= 400 and code in _RETRIED_CODES)
+    """Return True if an answer means "later" rather than "no". `code` is its S3 error code, if it has one."""
+    return asks_for_retry(status) or (status >= 400 and code in _RETRIED_CODES)
 
 
-def is_for_their_number(method: str, status: int, code: str | None, headers: Mapping[str, str]) -> bool:
-    """Whether an answer says that requests come too fast.
+def is_throttled(method: str, status: int, code: str | None, headers: Mapping[str, str]) -> bool:
+    """Return True if the answer means that requests come too fast.
 
-    A 503 to a HEAD has no code: it is S3's where it has an S3 request id. A proxy's says nothing of that.
+    A 503 to a HEAD has no code: S3 sends an S3 request id with it, a proxy does not.
     """
     if status == 429:
         return True
@@ -65,7 +65,7 @@ def is_for_their_number(method: str, status: int, code: str | None, headers: Map
 
 
 def may_be_done(status: int) -> bool:
-    """Whether an error answer leaves open what the origin has done; one that sends away for later has done nothing."""
+    """Return True if an error answer leaves open whether the origin has acted; "later" means that it has not."""
     return status >= 500 and status not in _REFUSALS
 
 
@@ -90,7 +90,7 @@ class RetryBudget:
         self._tokens -= amount
         return True
 
-    def give_back(self, amount: int) -> None:
+    def release(self, amount: int) -> None:
         self._tokens = min(self._capacity, self._tokens + amount)
 
 
@@ -101,7 +101,7 @@ class Failure:
     answered: bool
     retry_after_seconds: float | None = None
     may_be_done: bool = True
-    """Whether the origin may have carried it out all the same."""
+    """True if the origin may have carried the request out all the same."""
 
 
 class RetryPolicy:
@@ -112,7 +112,7 @@ class RetryPolicy:
         self._rng = rng or random.Random()
 
     def new_series(self, budget: RetryBudget, started: float) -> RetrySeries:
-        """The attempts of one request, the first of which began at monotonic time `started`."""
+        """Start the attempts of one request; the first began at monotonic time `started`."""
         return RetrySeries(self._settings, self._rng, budget, started)
 
 
@@ -128,8 +128,8 @@ class RetrySeries:
         self.attempts = 1
 
     def delay_before_next(self, failure: Failure, now: float) -> float | None:
-        """Seconds to wait before the next attempt; None: give up, also where the origin wants to be left alone for
-        longer than a client can be expected to wait: it is told so."""
+        """Return seconds to wait before the next attempt. None: give up, also if the origin asks for a longer pause
+        than clients wait for; the client gets it."""
         if self.attempts >= self._settings.max_attempts:
             return None
         if (failure.retry_after_seconds or 0.0) > self._settings.retry_after_cap_seconds:
@@ -146,7 +146,7 @@ class RetrySeries:
 
     def succeeded(self) -> None:
         """Give back what the last retry took, or a token when none was needed."""
-        self._budget.give_back(self._taken or 1)
+        self._budget.release(self._taken or 1)
 
     def _delay(self, failure: Failure) -> float:
         ceiling = min(self._settings.backoff_cap_seconds, self._settings.backoff_base_seconds * 2**self.attempts)
@@ -174,10 +174,10 @@ _CONDITIONS_OF_ENTRIES = (b"ETag>", b"LastModifiedTime>", b"Size>")
 
 
 class Repetition(Enum):
-    """What comes of a request that is carried out twice."""
+    """The effect of a request that is carried out twice."""
 
     HARMLESS = "harmless"
-    """The same state, and the same answer."""
+    """State and answer are unchanged."""
 
     LITTER = "litter"
     """Something is left over, or "there is no such thing (any more)" is the answer; no object is affected."""
@@ -202,7 +202,7 @@ def repetition(request: OriginRequest) -> Repetition:
 
 
 def is_slow(request: OriginRequest) -> bool:
-    """Whether a healthy origin may take minutes: it lists, copies, puts parts together, or does much at a time."""
+    """Return True if a healthy origin may take minutes: for lists, copies, CompleteMultipartUpload, bulk operations."""
     if request.method == "GET":
         return request.key is None
     return (
@@ -230,7 +230,7 @@ def _copies_onto_itself(request: OriginRequest) -> bool:
 
 
 BELIEVED_SECONDS = 10.0
-"""What was told longer ago says nothing any more: whoever told it would have told it again."""
+"""Seconds after which a report of silence expires; a process that still finds silence repeats it."""
 
 _RECORD = struct.Struct("=Qd")
 _CELLS = 64
@@ -239,12 +239,12 @@ _SIZE_BYTES = _CELLS * _RECORD.size
 log = structlog.get_logger(__name__)
 
 
-class SilenceBoard:
+class OriginHealth:
     """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
     for all processes.
 
-    A cell is written without a lock. What is read of it half written, or overwritten by another host, costs a question
-    to the origin at most.
+    A cell is written without a lock. A half-written cell, or one overwritten by another host, costs a question to the
+    origin at most.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -259,19 +259,19 @@ class SilenceBoard:
         except OSError as error:
             log.warning("workers cannot tell each other that the origin is silent", error=str(error))
 
-    def cell(self, host: str) -> SilenceCell:
+    def cell(self, host: str) -> OriginHealthCell:
         return self._cell(host)
 
-    def failures(self, host: str) -> SilenceCell:
-        """Where it is told that an endpoint has failed a request, or could not be asked for want of a key."""
+    def failures(self, host: str) -> OriginHealthCell:
+        """Return the cell for failed requests of an endpoint, or for a lack of a key to ask it."""
         return self._cell(f"failed: {host}")
 
-    def _cell(self, name: str) -> SilenceCell:
+    def _cell(self, name: str) -> OriginHealthCell:
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return SilenceCell(self._memory, int.from_bytes(digest, "little"))
+        return OriginHealthCell(self._memory, int.from_bytes(digest, "little"))
 
 
-class SilenceCell:
+class OriginHealthCell:
     """One host's record."""
 
     __slots__ = ("_memory", "_name", "_offset")
@@ -286,12 +286,11 @@ class SilenceCell:
         _RECORD.pack_into(self._memory, self._offset, self._name, moment)
 
     def clear(self) -> None:
-        """It is not."""
         if self.told_at():
             _RECORD.pack_into(self._memory, self._offset, self._name, 0.0)
 
     def is_silent(self, now: float, heard_at: float) -> bool:
-        """Whether somebody found the host silent just now, and later than the caller has heard of it."""
+        """Return True if a process has just found the host silent, after the caller last heard of it."""
         moment = self.told_at()
         return 0 < moment <= now < moment + BELIEVED_SECONDS and heard_at < moment
 
@@ -302,17 +301,17 @@ class SilenceCell:
 
 
 class CircuitBreaker:
-    """Closed until a question of the gateway's own gets no answer; then open until anybody gets one.
+    """A breaker: closed until the gateway's own probe gets no answer; then open until any request gets one.
 
-    What a client asks for never opens it: the origin may fail that one request only. `threshold` attempts in a row
-    without an answer are the reason to ask. Open, a question is due after `cooldown_seconds`, doubled with every one
-    that gets no answer up to `cooldown_cap_seconds`.
+    Clients' requests never open it: the origin may fail that one request only. `threshold` attempts in a row
+    without an answer cause a probe. While open, a probe is due after `cooldown_seconds`, doubled with every one
+    that gets no answer, up to `cooldown_cap_seconds`.
     """
 
     def __init__(
         self,
         clock: Clock,
-        silence: SilenceCell | None = None,
+        silence: OriginHealthCell | None = None,
         *,
         threshold: int = 5,
         cooldown_seconds: float = 0.5,
@@ -320,7 +319,7 @@ class CircuitBreaker:
     ) -> None:
         """`silence`: where other processes are told that the origin is silent, and tell it."""
         self._clock = clock
-        self._silence = silence or SilenceBoard().cell("")
+        self._silence = silence or OriginHealth().cell("")
         self._threshold = threshold
         self._first_cooldown = cooldown_seconds
         self._cooldown_cap = cooldown_cap_seconds
@@ -333,30 +332,29 @@ class CircuitBreaker:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether so many attempts in a row got no answer that the origin is to be asked whether it lives."""
+        """True if so many attempts in a row got no answer that a probe is due."""
         return self._failures >= self._threshold
 
     @property
     def answers_nobody(self) -> bool:
-        """Whether it is open because nothing came back, not even a refusal: whoever asks would wait for long."""
+        """True if it is open because nothing came back, not even a refusal: callers would wait for long."""
         return self._is_silent and self.is_open
 
     def hears_from_others(self) -> bool:
-        """Whether it is open, be it because another process has found the origin silent just now."""
+        """Return True if it is open, also if another process has just found the origin silent."""
         if not self.is_open and self._silence.is_silent(self._clock.monotonic(), self._heard_at):
             self.is_open = self._is_silent = True
             self._next_probe_at = 0.0
         return self.is_open
 
     def was_heard_since(self, moment: float) -> bool:
-        """Whether any attempt has been answered since a monotonic time."""
+        """Return True if any attempt has been answered since a monotonic time."""
         return self._heard_at >= moment
 
     def may_be_probed(self) -> bool:
         return not self.is_open or self._clock.monotonic() >= self._next_probe_at
 
     def answered(self) -> None:
-        """The origin answered: it lives."""
         self._heard_at = self._clock.monotonic()
         if self._is_silent:
             self._silence.clear()
@@ -369,9 +367,10 @@ class CircuitBreaker:
         self._failures += 1
 
     def probe_failed(self, started: float, *, silent: bool) -> None:
-        """The gateway's own question, asked at monotonic time `started`, got no answer; `silent`: not even a refusal.
+        """Open the breaker after a probe, sent at monotonic time `started`, got no answer; `silent`: not even a
+        refusal.
 
-        Where somebody else was answered meanwhile, the origin lives.
+        If another request was answered meanwhile, the origin lives.
         """
         if self.was_heard_since(started):
             return

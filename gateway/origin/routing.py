@@ -8,9 +8,9 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse
 
 
 class RoutedOrigin:
-    """`Origin` that is `main`, but for the buckets that have a home of their own. It closes them all.
+    """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all.
 
-    A copy is sent to the home of its target: whoever sends one knows that its source is there, too.
+    A copy goes to the home of its target: its sender has checked that its source is there, too.
     """
 
     def __init__(self, main: Origin, by_bucket: Mapping[str, Origin]) -> None:
@@ -18,7 +18,6 @@ class RoutedOrigin:
         self._by_bucket = dict(by_bucket)
 
     async def send(self, request: OriginRequest) -> OriginResponse:
-        """As `Origin.send`."""
         return await self._by_bucket.get(request.bucket or "", self._main).send(request)
 
     async def aclose(self) -> None:

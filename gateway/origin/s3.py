@@ -21,17 +21,16 @@ import structlog
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
-from gateway.core.immutable import immutable
 from gateway.origin.client import (
     ACCOUNT,
     OWN_CLOCK_REFUSED,
     OWN_KEY_REFUSED,
+    CredentialSource,
     Direction,
     HedgeOutcome,
     Origin,
     OriginRequest,
     OriginResponse,
-    Purpose,
     StreamedBody,
 )
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
@@ -43,21 +42,21 @@ from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with
 from gateway.origin.retry import (
     CircuitBreaker,
     Failure,
+    OriginHealth,
     Repetition,
     RetryBudget,
     RetryPolicy,
     RetrySeries,
-    SilenceBoard,
-    is_for_their_number,
     is_retried,
     is_slow,
+    is_throttled,
     may_be_done,
     repetition,
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import Addressing, CredentialsOf, CredentialSource, RequestSigner, Target
-from gateway.origin.traffic_meter import RequestRates
+from gateway.origin.signing import Addressing, CredentialsOf, RequestSigner, Target
+from gateway.origin.traffic_meter import Attempt, RequestRateLimits
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
 from gateway.telemetry.rate_limited_log import RateLimitedLog
@@ -66,44 +65,22 @@ from gateway.telemetry.tracing import TRACE
 _BREAKERS_MAX = 1024
 
 _QUIET_SHARE = 0.6
-"""Of the time in which a silent origin is to be found out, so much passes until it is asked a simple question."""
+"""Share of the time allowed for detecting a silent origin after which it gets a probe."""
 
 _PROBE_SHARE = 0.35
-"""And so much of it is the question given, from its connection on."""
+"""Share of that time which the probe gets, from its connection on."""
 
 _PROBE_WAIT_SECONDS = 0.05
-"""How long a request waits for a probe of an origin that was dead."""
+"""Seconds for which a request waits for a probe of an origin that was dead."""
 
 _PROGRESS_BYTES_MIN = 1024
-"""What a body that is read comes forward by within the stall timeout, at least."""
+"""Bytes that a body must bring within the stall timeout while it is read."""
 
 _LISTED_BYTES = 512 * 1024
-"""So much of a LIST is waited for before it is given away, so that one that breaks off can be asked for again: most are
+"""Bytes of a LIST that are awaited before the answer is passed on, so that one that breaks off can be retried: most are
 shorter, and a connection may hold as much anyway."""
 
 Headers = Mapping[str, str]
-
-
-@immutable
-class Attempt:
-    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
-
-    `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
-    byte of the request to the head of its answer, where that can be compared with others of its `kind`. `origin` is the
-    host and port of the endpoint.
-    """
-
-    slot: str
-    purpose: Purpose
-    method: str
-    status: int | None
-    seconds: float
-    sent_again_bytes: int = 0
-    kind: AnswerKind | None = None
-    answer_seconds: float = 0.0
-    origin: str = ""
-    bucket: str | None = None
-    key: str | None = None
 
 
 @dataclass(slots=True)
@@ -119,10 +96,9 @@ class _Sending:
     series: RetrySeries | None = None
     attempts: int = 0
     sent_at: float = 0.0
-    """When the last attempt began."""
 
     held_seconds: float = 0.0
-    """How long it has waited for its turn, before all attempts."""
+    """Seconds for which the request waited for its turn, before all attempts."""
 
     is_charged: bool = False
     """The next request that is sent has passed the request rate, or has been counted there. A second one for the same
@@ -149,8 +125,8 @@ class S3Origin:
         credentials_of: CredentialsOf | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
-        silence: SilenceBoard | None = None,
-        rates: RequestRates | None = None,
+        silence: OriginHealth | None = None,
+        rates: RequestRateLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which."""
@@ -162,7 +138,7 @@ class S3Origin:
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
-        self._silence = silence or SilenceBoard()
+        self._silence = silence or OriginHealth()
         self._failures = self._silence.failures(self._addressing.host)
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
@@ -210,7 +186,7 @@ class S3Origin:
                 with cancellation.turn():
                     await self._clock.sleep(delay)
 
-    async def _hold(self, sending: _Sending, rates: RequestRates) -> None:
+    async def _hold(self, sending: _Sending, rates: RequestRateLimits) -> None:
         began = self._clock.monotonic()
         with cancellation.turn():
             await rates.wait(sending.request, sending.held_seconds)
@@ -219,7 +195,7 @@ class S3Origin:
         sending.started += held_seconds
 
     def traffic(self) -> Mapping[Direction, Traffic]:
-        """What this process has moved over the link, as far as the ends of its connections see it."""
+        """Return this process's traffic over the link, as the ends of its connections see it."""
         return self._client.traffic()
 
     def limit_windows(self, size_bytes: int) -> None:
@@ -339,9 +315,9 @@ class S3Origin:
         return stream
 
     def _given_up(self, sending: _Sending, stream: ResponseStream, seconds: float) -> bool:
-        """A request waits for an origin that may be dead: a simple question finds out, nobody else's answer.
+        """Probe an origin that has kept a request waiting and may be dead; give up if it answers no request.
 
-        Whether it was given up.
+        Return True if the request was given up.
         """
         breaker = sending.breaker
         is_late = seconds >= self._limits.quiet_seconds
@@ -400,7 +376,7 @@ class S3Origin:
         request = sending.request
         if code in _CODES:
             self._failures.tell(self._clock.monotonic())
-        if self._rates is not None and is_for_their_number(request.method, status, code, response.headers):
+        if self._rates is not None and is_throttled(request.method, status, code, response.headers):
             self._rates.refused(request, sending.sent_at)
         # A 503 that is not S3's is a proxy's, which may have lost the answer.
         is_open = may_be_done(status) or (status == 503 and code is None)
@@ -409,7 +385,7 @@ class S3Origin:
         return delay if is_retried(status, code) else None
 
     def _delay(self, sending: _Sending, body: RequestBody, failure: Failure) -> float | None:
-        """As `_delay_after`. OutcomeUnknown: nobody can say yes or no, and to ask again would give a wrong no."""
+        """Do as `_delay_after`. OutcomeUnknown: the outcome is open, and a retry could answer a wrong no."""
         if failure.may_be_done and sending.repetition is Repetition.WRONG_ANSWER:
             raise OutcomeUnknown("the origin may have carried out a write, and has not said so")
         if not body.can_be_sent_again or sending.request.sent_once or sending.breaker.is_open:
@@ -420,7 +396,7 @@ class S3Origin:
 
     def _succeeded(self, sending: _Sending) -> None:
         if sending.series is None:
-            self._budget.give_back(1)  # as a series without a retry does
+            self._budget.release(1)  # as a series without a retry does
         else:
             sending.series.succeeded()
 
@@ -483,7 +459,7 @@ class S3Origin:
 
 
 class _Limits:
-    """How long an origin may take, by what it is asked for."""
+    """Limits of the origin's time, by the kind of request."""
 
     def __init__(self, settings: OriginSettings) -> None:
         self._first_byte = min(settings.first_byte_timeout_seconds, settings.read_timeout_seconds)
@@ -526,7 +502,7 @@ _CODES = frozenset(
 """They are about the key that a request is signed with."""
 
 _ENDED_CODES = frozenset({"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"})
-"""Of these: the key is not, or not any more, one that is known. Another may be."""
+"""Codes that mean: the origin does not know the key, or no longer. Another key may work."""
 
 _CODE = re.compile(rb"<Code>\s*+([A-Za-z]{1,64})\s*+</Code>")
 _DOCUMENT_BYTES_MAX = 64 * 1024
@@ -551,7 +527,7 @@ class OwnKeyOrigin:
     """
 
     def __init__(self, origin: Origin, on_refused: Callable[[OriginRequest], None] | None = None) -> None:
-        """`on_refused` is told of a request whose key the origin does not know, or not any more."""
+        """`on_refused` gets each request whose key the origin does not know, or no longer."""
         self._origin = origin
         self._on_refused = on_refused
 

@@ -1,4 +1,4 @@
-"""What the configuration says about an origin, in the units that this package works with."""
+"""The configuration of an origin, in the units that this package works with."""
 
 from __future__ import annotations
 

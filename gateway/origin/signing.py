@@ -5,7 +5,7 @@ identity, container, instance metadata; pairs that expire are refreshed by it. O
 buckets and the origin's time are learned from what it answers.
 
 `Addressing` says where a request goes, path style or virtual-hosted style, and gives the exact bytes of its target.
-Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
+Keys reach the wire unchanged except for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
 Sources: S3 user guide, "Virtual hosting of buckets"; RFC 3986, 2.3.
 """
 
@@ -15,9 +15,8 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -25,7 +24,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
 from gateway.core.immutable import immutable
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import CredentialSource, KeyPair, OriginRequest
 from gateway.origin.request_body import RequestBody
 from gateway.origin.settings import AddressingStyle, OriginSettings
 from gateway.s3.requests import encode_key, encode_path, encode_query
@@ -102,7 +101,7 @@ class Addressing:
         self._is_aws = _AWS_HOST.search(url.hostname) is not None
 
     def target(self, bucket: str | None, key: str | None, query: Query) -> Target:
-        """Where the request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
+        """Return where a request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
         encoded_query = encode_query(query)
         if bucket is None:
             return Target(self._scheme, self._host, f"{self._base_path}/", encoded_query)
@@ -124,53 +123,14 @@ _LOOKUP_TIMEOUT_SECONDS = 10.0
 _LOOKUP_AGAIN_SECONDS = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """An access key; `session_token` comes with temporary ones. Its repr shows no secret."""
-
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-
-class CredentialSource(Protocol):
-    """Who gives the key pair for requests to the origin."""
-
-    async def current(self) -> KeyPair:
-        """The pair to sign with now. CredentialsUnavailable when there is none."""
-
-
-class OriginCredentials(CredentialSource, Protocol):
-    """A source that also tells, without waiting, which pairs callers may sign with."""
-
-    async def start(self) -> None:
-        """Begin to look for a pair; returns at once, whether or not there is one."""
-
-    def known(self) -> tuple[KeyPair, ...]:
-        """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
-
-    def renew(self) -> None:
-        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
-        one is looked for; the pair is used meanwhile."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why the pair is not renewed, where its source knows; it may be good still."""
-
-    async def aclose(self) -> None:
-        """Stop looking."""
-
-
 class StaticCredentials:
-    """A pair from the configuration."""
-
     problem: str | None = None
 
     def __init__(self, pair: KeyPair) -> None:
         self._known: tuple[KeyPair, ...] = (pair,)
 
-    def follow(self, pair: KeyPair) -> None:
-        """It was changed; the one before is known still."""
+    def apply_settings(self, pair: KeyPair) -> None:
+        """Note that the pair was changed; the one before is still known."""
         if pair != self._known[0]:
             self._known = (pair, self._known[0])
 
@@ -197,7 +157,7 @@ class ChainCredentials:
     """
 
     problem: str | None = None
-    """A pair is renewed when it is asked for: who asks has the error."""
+    """A pair is renewed on request: the caller gets the error."""
 
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
         # Only who has no pair of its own needs it: 0.2 s of CPU and 20 MB in every process. Not first in the look-up,
@@ -213,7 +173,7 @@ class ChainCredentials:
         self._known: tuple[KeyPair, ...] = ()
         self._found: Any = None
         self._failure: str | None = None
-        """Of the last look-up, where one of the chain's providers failed."""
+        """Error of the last look-up, if one of the chain's providers failed."""
 
         self._look_again_at = 0.0
         self._lookup: asyncio.Task[None] | None = None
@@ -260,7 +220,7 @@ class ChainCredentials:
                 raise self._none_found()
             self._lookup = asyncio.create_task(self._look_up())
         lookup = self._lookup
-        await asyncio.wait((lookup,))  # what ends it, as `aclose` does, ends nobody who waits for it
+        await asyncio.wait((lookup,))  # its end, by `aclose` for instance, must not cancel this caller
         if not lookup.cancelled():
             lookup.result()
         if self._found is None:
@@ -307,7 +267,7 @@ class ChainCredentials:
 
 
 def _described(error: Exception) -> str:
-    """Which provider of the chain failed, and how. What the error says itself may hold a secret."""
+    """Return which provider of the chain failed, and the error's type: its message may hold a secret."""
     told = getattr(error, "kwargs", None)
     provider = told.get("provider") if isinstance(told, dict) else None
     return f"{provider} failed ({type(error).__name__})" if provider else type(error).__name__
@@ -341,7 +301,6 @@ log = structlog.get_logger(__name__)
 
 
 CredentialsOf = Callable[[OriginRequest], CredentialSource]
-"""Who gives the key pair for this request."""
 
 
 class RequestSigner:
@@ -383,7 +342,7 @@ class RequestSigner:
         return headers
 
     async def _pair(self, request: OriginRequest) -> KeyPair:
-        """The one to sign with now. Settings may change while it is waited for: then another source has it."""
+        """Return the pair to sign with now. If settings change during the wait, ask the new source."""
         while True:
             credentials = self._credentials_of(request)
             try:

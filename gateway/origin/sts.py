@@ -33,30 +33,30 @@ from botocore.utils import FileWebIdentityTokenLoader
 from gateway.core.cancellation import turn
 from gateway.core.clock import Clock
 from gateway.core.errors import CredentialsUnavailable
-from gateway.origin.signing import KeyPair, OriginCredentials
+from gateway.origin.client import KeyPair, OriginCredentials
 from gateway.s3.headers import parse_http_date
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 ANSWER_BYTES_MAX = 256 * 1024
-"""Of STS and SSO: theirs have a few KiB."""
+"""Limit of an answer of STS or SSO: theirs have a few KiB."""
 
 STS_SECONDS_MAX = 10.0
-"""What one question to STS may take, from its connection on."""
+"""Seconds for one question to STS, from its connection on."""
 
 LENT_SECONDS = 3600.0
-"""What STS lends a key pair for when nobody says for how long."""
+"""Seconds for which STS lends a key pair by default."""
 
 _ASKED_AGAIN_SHARE = (0.6, 0.8)
-"""Of the time for which a pair is lent: when the next one is asked for. Not all processes do so at once."""
+"""Share of a pair's lifetime after which the next one is requested; processes differ by chance."""
 
 _FAILED_AGAIN_SECONDS = (1.0, 15.0)
 """After a failure, and after many: how long until STS is asked again, at most; at least half of that."""
 
 _PAUSE_SECONDS_MIN = 1.0
-"""Between two questions, however short a time is left to a pair: some STS give the same one until it is over."""
+"""Seconds between two questions, even if a pair ends soon: some STS give the same one until it ends."""
 
 _REFUSED_AGAIN_SECONDS = 15.0
-"""A home that refuses the pair has STS asked at once, but for this long after the last question."""
+"""Seconds between questions to STS after a home refuses the pair."""
 
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
@@ -126,7 +126,7 @@ def _warm_session() -> AwsSession:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What is asked of STS. With `token_file` it is AssumeRoleWithWebIdentity, else AssumeRole.
+    """A request to STS. With `token_file` it is AssumeRoleWithWebIdentity, else AssumeRole.
 
     `endpoint_url` None is AWS's own STS of the region. `duration_seconds` None leaves it to STS.
     """
@@ -154,7 +154,7 @@ class _Timed:
 
 
 class _AssumedRole(_Timed, AioAssumeRoleCredentialFetcher):  # type: ignore[misc]
-    """By the key of somebody who may."""
+    """Assumes a role by another key pair."""
 
 
 class _AssumedRoleWithWebIdentity(_Timed, AioAssumeRoleWithWebIdentityCredentialFetcher):  # type: ignore[misc]
@@ -170,8 +170,8 @@ class _Lent:
 
 
 class RoleCredentials:
-    """`OriginCredentials` of a role. One task asks STS, and again long before what it has lent expires: no request
-    waits for STS as long as the pair of before is good.
+    """`OriginCredentials` of a role. One task asks STS, and again long before the pair expires: no request waits for
+    STS while the previous pair is valid.
 
     `source` has the key that assumes the role; None with a web identity, which needs none.
     """
@@ -196,7 +196,7 @@ class RoleCredentials:
     async def start(self) -> None:
         self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
 
-    def take_over(self, before: RoleCredentials) -> None:
+    def inherit(self, before: RoleCredentials) -> None:
         """Go on with what was lent for the same role, under other settings, until STS lends the next."""
         self._lent, self._known = before._lent, before._known
 
@@ -231,7 +231,7 @@ class RoleCredentials:
 
     @property
     def problem(self) -> str | None:
-        """Why STS has not lent the next pair, the last time it was asked. The one of before may be good still."""
+        """Why STS did not lend the next pair when last asked. The previous one may still be valid."""
         return self._problem
 
     @property

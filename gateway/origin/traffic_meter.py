@@ -1,7 +1,7 @@
-"""The one point that every request to an origin passes, with its slot and purpose: counted, and held to ceilings.
+"""A meter that every request to an origin passes, with its slot and purpose: it counts, and enforces ceilings.
 
-Bodies are held back piece by piece. What is not taken from the connection soon fills the receive buffers, and the
-origin stops sending; what is not given to it, it waits for. No time-out of the connection runs meanwhile: the wait is
+Bodies are held back piece by piece. Bytes that are not taken from the connection soon fill the receive buffers, and the
+origin stops sending; it waits for bytes that it is not given. No time-out of the connection runs meanwhile: the wait is
 before the next piece is asked for, or before a piece is handed over to be sent.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from gateway.core import cancellation
+from gateway.core.immutable import immutable
 from gateway.origin.client import (
     IS_AWAITED,
     Direction,
@@ -25,8 +26,27 @@ from gateway.origin.client import (
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
 
-if TYPE_CHECKING:
-    from gateway.origin.s3 import Attempt  # brings the HTTP client with it, which a supervisor does not need
+
+@immutable
+class Attempt:
+    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
+
+    `sent_again_bytes` is the size of a body in memory in every attempt but the first. `answer_seconds`: from the last
+    byte of the request to the head of its answer, where that can be compared with others of its `kind`. `origin` is the
+    host and port of the endpoint.
+    """
+
+    slot: str
+    purpose: Purpose
+    method: str
+    status: int | None
+    seconds: float
+    sent_again_bytes: int = 0
+    kind: AnswerKind | None = None
+    answer_seconds: float = 0.0
+    origin: str = ""
+    bucket: str | None = None
+    key: str | None = None
 
 
 RANKS: Mapping[Purpose, tuple[int, int]] = {
@@ -37,9 +57,9 @@ RANKS: Mapping[Purpose, tuple[int, int]] = {
     Purpose.FLUSH: (2, 1),
     Purpose.REFRESH: (3, 3),
 }
-"""In which order the pieces of a slot pass, by their purpose, 0 first: while nobody waits for them, and while somebody
-does (`IS_AWAITED`): a reader has come to what is warmed or was read ahead, a request needs what is flushed. So work has
-the rank of whoever waits for it, from when he comes until he leaves, and none waits behind what nobody waits for."""
+"""Order in which the pieces of a slot pass, by purpose, 0 first: without a waiting client, and with one (`IS_AWAITED`):
+a reader has come to what is warmed or was read ahead, a request needs what is flushed. So work has its client's rank
+while the client waits, and does not wait behind work that no client waits for."""
 
 _FOR_CLIENTS = frozenset({Purpose.LIVE, Purpose.FORWARD})
 
@@ -57,15 +77,15 @@ _ALWAYS: tuple[Callable[[], int], ...] = (lambda: 0, lambda: 1, lambda: 2, lambd
 
 
 class CeilingsReplaced(Exception):
-    """What was waited for is in force no more; nothing was taken. With the seconds waited, as `take` returns them."""
+    """The awaited ceilings were replaced; nothing was taken. Holds the seconds waited, as `take` returns them."""
 
     def __init__(self, ceiling_seconds: float, link_seconds: float) -> None:
         super().__init__("the ceilings were replaced")
         self.waited = ceiling_seconds, link_seconds
 
 
-class RateLimiter(Protocol):
-    """Where one slot's bytes pass in one direction. Of those that wait, what has the least `rank` then passes first."""
+class RateLimit(Protocol):
+    """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
@@ -79,13 +99,11 @@ class RateLimiter(Protocol):
 
 
 class Ceilings(Protocol):
-    """What limits slots."""
-
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
         """None: nothing does."""
 
-    def let_go(self) -> None:
-        """They are in force no more: whoever waits looks where to pass now."""
+    def release(self) -> None:
+        """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
         """An answer has begun so long after the last byte of its request."""
@@ -94,14 +112,14 @@ class Ceilings(Protocol):
         """The origin has asked for less."""
 
 
-class RequestRates(Protocol):
-    """What holds requests back where the origin refuses some for their number (policy/request_rates.py)."""
+class RequestRateLimits(Protocol):
+    """Holds back requests of kinds that the origin refuses for their number (policy/request_rates.py)."""
 
     def passes(self, request: OriginRequest) -> bool:
         """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before."""
+        """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited, on account of those behind it."""
@@ -130,7 +148,7 @@ class OriginMeter:
     """
 
     def __init__(
-        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRates | None = None
+        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRateLimits | None = None
     ) -> None:
         self._observer = observer
         self._ceilings = ceilings
@@ -146,7 +164,7 @@ class OriginMeter:
     def ceilings(self, ceilings: Ceilings | None) -> None:
         before, self._ceilings = self._ceilings, ceilings
         if before is not None and before is not ceilings:
-            before.let_go()
+            before.release()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
@@ -166,26 +184,26 @@ class OriginMeter:
                 limiter.charge(attempt.sent_again_bytes)
 
     def passes(self, request: OriginRequest) -> bool:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         return self.requests is None or self.requests.passes(request)
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             await self.requests.wait(request, waited_seconds)
 
     def charge(self, request: OriginRequest) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.charge(request)
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.refused(request, sent_at)
 
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
-        """Where a slot's bytes pass now; None: nothing limits them."""
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
+        """Return the present limiter of a slot's bytes; None: no limit."""
         return self.ceilings.limiter(direction, slot) if self.ceilings is not None else None
 
 
@@ -208,18 +226,17 @@ class TrafficMeter:
     def limited(self) -> bool:
         return self._now() is not None
 
-    def _now(self) -> RateLimiter | None:
+    def _now(self) -> RateLimit | None:
         if self._ceilings is not self._of_all.ceilings:
             self._ceilings = self._of_all.ceilings
             self._limiter = self._of_all.limiter(self._direction, self._slot)
         return self._limiter
 
     def count(self, count: int) -> None:
-        """A piece passes."""
         self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
 
     def passes(self, count: int) -> bool:
-        """Whether a piece of `count` bytes passes without waiting; it is counted then."""
+        """Return True if a piece of `count` bytes passes without waiting; it is counted then."""
         limiter = self._now()
         if limiter is not None and not limiter.passes(count, self._rank):
             return False
@@ -227,7 +244,7 @@ class TrafficMeter:
         return True
 
     async def wait(self, count: int) -> None:
-        """Until a piece of `count` bytes may pass."""
+        """Wait until a piece of `count` bytes may pass."""
         has_passed = False
         while not has_passed and (limiter := self._now()) is not None:
             try:
@@ -265,7 +282,6 @@ class MeteredOrigin:
         return _MeteredResponse(response, self._meter.of_body("read", request))
 
     async def aclose(self) -> None:
-        """As `Origin.aclose`."""
         await self._origin.aclose()
 
 
@@ -286,7 +302,7 @@ class _MeteredChunks:
 
 
 class _MeteredResponse:
-    """A piece has crossed the link when it is seen here: it counts at once, and waits before anybody gets it."""
+    """Counts each piece at once, as it has crossed the link, and makes it wait before the reader gets it."""
 
     def __init__(self, response: OriginResponse, meter: TrafficMeter) -> None:
         self.status = response.status

@@ -1,4 +1,4 @@
-"""The background process: the admin port, and whatever is done while nobody waits."""
+"""The background process: the admin port, and work for which no request waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.admin.history import CountsHistory
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.admin.slot_changes import SlotChanges
 from gateway.admin.state import CURRENT
-from gateway.app.node import Upkeep, origin_for_checks, silence_board, upkeep
+from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.core.errors import ForebayError
 from gateway.serve.admin_port import admin_server
 from gateway.serve.child_config import ChildConfig
@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _COUNT_SECONDS_MAX = 2.0
 _OPENING_SECONDS_MAX = 5.0
-"""A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
+"""Seconds after which the workers serve without a slow disk."""
 
 _log = structlog.get_logger("forebay.background")
 
@@ -117,14 +117,14 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
         await _while_closed(config, tried)
         await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
-            async with upkeep(
+            async with background_services(
                 context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
                 _lend(lent, kept)
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
-        except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
+        except Exception as error:  # noqa: BLE001 - reported, and all begins anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
                 _log.warning(
@@ -139,7 +139,7 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
         await asyncio.sleep(pause_seconds)
 
 
-async def _work(kept: Upkeep, lent: Backends) -> None:
+async def _work(kept: BackgroundServices, lent: Backends) -> None:
     outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
     tasks: list[asyncio.Task[Any]] = [outdated]
     tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]
@@ -155,14 +155,14 @@ async def _work(kept: Upkeep, lent: Backends) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _care(kept: Upkeep, lent: Backends) -> None:
+async def _care(kept: BackgroundServices, lent: Backends) -> None:
     await kept.snapshots.warn()
     await kept.blocks.rebuild_index()
     lent.scrubber = kept.scrubber
     await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
 
 
-async def _settle(kept: Upkeep) -> None:
+async def _settle(kept: BackgroundServices) -> None:
     """Whenever all processes keep to changed settings, bring in line with them what lies on disk."""
     settled = -1
     while True:
@@ -173,7 +173,7 @@ async def _settle(kept: Upkeep) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _lend(lent: Backends, kept: Upkeep) -> None:
+def _lend(lent: Backends, kept: BackgroundServices) -> None:
     """Lend the admin port the parts of the cache directory."""
     lent.jobs, lent.changes, lent.snapshots, lent.explainer = kept.jobs, kept.events, kept.snapshots, kept.explainer
     lent.indexes, lent.writeback = kept.indexes, kept.writeback

@@ -10,7 +10,7 @@ from gateway.config import Settings
 from gateway.core.clock import Moment, SystemClock
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import Homes
-from gateway.serve.claim import leave_alone
+from gateway.serve.claim import disable_directory
 from gateway.serve.full_disk import use_reserve_when_full
 from gateway.writeback import DIRECTORY
 
@@ -30,7 +30,7 @@ def recover_buffer(settings: Settings) -> str | None:
     try:
         _recover(directory, settings.homes, wanted=wanted)
     except BufferUnavailable as error:
-        return leave_alone(settings.cache.directory, error)
+        return disable_directory(settings.cache.directory, error)
     return None
 
 

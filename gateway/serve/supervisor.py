@@ -61,14 +61,14 @@ _SHARED_LOOK_SECONDS = 1.0
 _SAME_STOP_SECONDS = 1.0
 """A signal so soon after the first is that one told twice: `timeout` signals the process and its group."""
 _ANSWERS_KEPT = 64
-"""Of questions over the admin port: each is looked at many times a second."""
+"""Limit of answers to questions over the admin port: each is looked at many times a second."""
 
 _log = structlog.get_logger("forebay.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """What was opened before any child is started."""
+    """Resources that are opened before any child is started."""
 
     config: ChildConfig
     s3_listeners: list[socket]
@@ -185,13 +185,13 @@ def _first_state(config: ChildConfig) -> GatewayState:
 
 
 def _seldom_needed(settings: Settings) -> tuple[str, ...]:
-    """What processes load besides, with these settings: once for all, and though the package may be gone later."""
+    """Return modules that processes load with these settings alone: once for all, as the package may be gone later."""
     given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
     return ("gateway.origin.sts",) if None in given else ()
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
-    """StartupError."""
+    """Raises StartupError."""
     path = settings.logging.audit_file
     try:
         return AuditLog(path, "supervisor") if path is not None else None
@@ -220,10 +220,9 @@ class _Supervisor:
         self._settings_problem: str | None = None
         self._audit: AuditLog | None = None
         self._reading = FileThreads(hanging_max=8)
-        self._writing = FileThreads(hanging_max=1)  # what is written late must not undo what was written since
+        self._writing = FileThreads(hanging_max=1)  # a late write must not undo a later one
         self._overlay: Sequence[SlotTable] | None = None
-        """What was there before the last change of slots that was written, or is being: it is in force while nobody
-        knows what the disk has."""
+        """Overlay before the last change of slots: it is in force while the disk's own state is unknown."""
         self._answers: deque[tuple[str, str | None, Sequence[str]]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
@@ -333,7 +332,7 @@ class _Supervisor:
                 await self._change(change)
 
     async def _change(self, change: SlotChange | None) -> None:
-        """Whatever comes of it is told, and the gateway goes on: with what was before, where it cannot be."""
+        """Report the outcome, and go on: with the earlier settings if the change fails."""
         problem, changed = None, list[str]()
         is_reload = change is None or change.name is None
         if is_reload:
@@ -343,7 +342,7 @@ class _Supervisor:
         except (ForebayError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: nothing was changed", problem=problem)
-        except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
+        except Exception as error:  # noqa: BLE001 - reported: an unforeseen change must not end the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
             _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
@@ -489,7 +488,7 @@ class _Supervisor:
         return 1 if self._force.is_set() else 0
 
     async def _all_ended(self, keeping: list[asyncio.Task[None]], timeout_seconds: float) -> bool:
-        """Wait for the children's end, the time-out, or a second signal. Whether any child is left."""
+        """Wait for the children's end, the time-out, or a second signal. Return True if any child is left."""
         forcing = asyncio.create_task(self._force.wait())
         ending = asyncio.gather(*keeping)
         await asyncio.wait((ending, forcing), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

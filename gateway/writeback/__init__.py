@@ -1,4 +1,4 @@
 """The write-back buffer: writes that are acknowledged on this node's disk, and reach the origin later."""
 
 DIRECTORY = "writeback"
-"""Where it lies in the cache directory."""
+"""The buffer's name in the cache directory."""

@@ -1,14 +1,14 @@
-"""The write-back buffer as one process uses it: stages bodies, acknowledges writes, knows what is pending.
+"""The write-back buffer as one process uses it: stages bodies, acknowledges writes, finds pending ones.
 
     <directory>/FORMAT      "forebay writeback 1"
-    <directory>/journal     what was acknowledged (journal/schema.py); with SQLite's -wal and -shm beside it
-    <directory>/pending_keys    where anything is pending (pending_key_filter.py)
+    <directory>/journal     the acknowledged writes (journal/schema.py); with SQLite's -wal and -shm beside it
+    <directory>/presence    which keys may be pending (pending_key_filter.py)
     <directory>/ballast     room for the journal on a full disk (bounds/room.py)
-    <directory>/arriving    what bodies that are arriving will take (bounds/room.py)
+    <directory>/arriving    the room reserved for arriving bodies (bounds/room.py)
     <directory>/staged/     the bytes, and their checksums (files/staged_file.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
-journal is committed. Nothing before the last step is visible to anybody, and what is left of it after a kill goes.
+journal is committed. No reader sees anything before the last step, and recovery removes what a kill leaves before it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ R = TypeVar("R")
 
 
 class WritebackBuffer:
-    """Of one process. What changes something is durable when it returns; BufferUnavailable when it may not be."""
+    """The buffer of one process. A change is durable when its method returns; BufferUnavailable when it may not be."""
 
     def __init__(
-        self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
+        self, files: _StagedFiles, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
     ) -> None:
         self.journal = files.journal
         self.may_be_pending = files.journal.pending_keys.may_be
-        """Whether something may be pending under a key: False is certain, and costs next to nothing."""
+        """False is certain, and costs next to nothing; True means that something may be pending under the key."""
         self.node_id, _ = files.journal.read(lambda tx: tx.node())
-        """Of this node among all: every upload id begins with it."""
+        """Identifies this node: every upload id begins with it."""
         self.staging = files.staging
         self.threads = threads
         self.bounds = bounds
@@ -73,10 +73,10 @@ class WritebackBuffer:
         clock: Clock | None = None,
         observer: BoundsObserver | None = None,
     ) -> Self:
-        """Open, or create, as worker slot `worker`, whose process before this one is dead.
+        """Open or create the buffer as worker slot `worker`; the slot's previous process must be dead.
 
-        Those of `slots` that write back are bounded by what they say, in all processes that are given the same.
-        StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
+        Bounds hold for the `slots` that write back, across all processes that are given the same. StartupError for a
+        directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
         slots = list(slots)
         bounded = [slot for slot in slots if slot.is_buffered]
@@ -89,19 +89,19 @@ class WritebackBuffer:
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
         return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
 
-    async def follow(self, slots: Iterable[Slot]) -> None:
-        """These are all slots from now on. BufferUnavailable when the disk fails: then all is as it was."""
+    async def apply_settings(self, slots: Iterable[Slot]) -> None:
+        """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
         slots = list(slots)
         bounded = [slot for slot in slots if slot.is_buffered]
         try:
-            await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
+            await self.threads.run(self._reservations.apply_settings, [slot.name for slot in bounded])
         except OSError as error:
             raise BufferUnavailable(f"the room of the write-back buffers cannot be counted: {error}") from error
-        self.bounds.follow(bounded)
+        self.bounds.apply_settings(bounded)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     async def keep_reserve(self) -> None:
-        """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
+        """Keep room so that this process can record what leaves the buffer even on a full disk. Call it repeatedly."""
         self.journal.make_room = self._reserve.give_up
         await self.threads.run(self._reserve.keep)
 
@@ -114,9 +114,8 @@ class WritebackBuffer:
     # What is pending
 
     def pending(self, key: ObjectKey) -> Write | None:
-        """The object or tombstone that was acknowledged last under a key and has not reached the origin; without its
-        parts. Next to nothing for a key under which nothing is. Event loop only, as `look`.
-        """
+        """Return the last write or tombstone of a key that has not reached the origin, without its parts. Next to free
+        for a key with nothing pending. Event loop only, as `look`."""
         if not self.may_be_pending(key):
             return None
         return self.journal.read(lambda tx: tx.latest(key))
@@ -125,43 +124,43 @@ class WritebackBuffer:
         return self.journal.read(at)
 
     def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
-        """The bytes of a pending object (reading.py)."""
+        """Yield the bytes of a pending object (pending_reader.py)."""
         return self._reader.pieces(pending, byte_range)
 
     # Bodies
 
     def stage(self) -> StagedWriter:
-        """A new file for a body: write to it on any one thread at a time, then `seal` or `discard` it."""
+        """Return a new file for a body: write to it on one thread at a time, then `seal` or `discard` it."""
         return self.staging.create()
 
     async def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
-        """Have a body survive a power cut; when it cannot, it is gone."""
+        """Make a body durable; if that fails, it is removed."""
         with self._watching_the_disk():
             return await self.threads.run(self.staging.seal, writer, md5)
 
     async def discard(self, writer: StagedWriter) -> None:
-        """Throw a body away that is not sealed."""
+        """Remove a body that is not sealed."""
         await self.threads.run(self.staging.discard, writer)
 
     async def body(self, part: Part) -> bytes | StreamedBody:
-        """A sealed body, to be sent to the origin. BufferDamaged, OSError, now or while it is sent."""
+        """Return a sealed body to send to the origin. BufferDamaged, OSError, now or while it is sent."""
         return await staged_body(self.staging, self.threads, part.file)
 
     async def give_up(self, part: Part) -> None:
-        """Throw a sealed body away of which the journal was told nothing."""
+        """Remove a sealed body that the journal was never given."""
         await self._remove([part])
 
-    # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away, but what
-    # BufferRefused was raised for.
+    # These acknowledge. After BufferUnavailable the write may stand all the same: keep its files. Only after
+    # BufferRefused they may go.
 
     async def acknowledge(self, write: Write) -> Write:
-        """An object is the key's last state now."""
+        """Make an object the key's last state."""
         placed_write = self._placed(write)
         async with self._or_refused(write.parts):
             return await self._change(lambda tx: tx.acknowledge(placed_write))
 
     async def acknowledge_sharing(self, write: Write) -> bool:
-        """The same for an object made of files of others; False when one of them has gone meanwhile."""
+        """Acknowledge an object made of other objects' files; False when one of them has gone meanwhile."""
         placed_write = self._placed(write)
 
         def put(tx: JournalTransaction) -> bool:
@@ -173,15 +172,15 @@ class WritebackBuffer:
         return await self._change(put)
 
     async def write_tombstone(self, tombstone: Write) -> Write | None:
-        """Delete what is pending under a key, here at once; the tombstone, None: nobody need wait for the origin.
+        """Delete what is pending under a key here, at once. Return the tombstone; None: no need to wait for the origin.
 
-        InConflict where a person is to decide first.
+        InConflict when a person must decide first.
         """
         placed_write = self._placed(tombstone)
         return await self._change(lambda tx: tx.write_tombstone(placed_write))
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
-        """UploadPart; False when there is no such upload: then its file is gone, as after PartInUse."""
+        """Store a part. Return False when there is no such upload; then, and after PartInUse, its file is removed."""
         now = Moment.of(self._clock)
         async with self._or_refused([part]):
             stored = await self._change(lambda tx: tx.put_part(upload_id, part, now))
@@ -190,38 +189,38 @@ class WritebackBuffer:
         return stored
 
     async def complete(self, made: Write) -> Write | None:
-        """CompleteMultipartUpload with the chosen parts; None when one was replaced, or the upload ended, meanwhile."""
+        """Complete an upload with the chosen parts; None when a part was replaced, or the upload ended, meanwhile."""
         placed_write = self._placed(made)
         return await self._change(lambda tx: tx.complete(placed_write))
 
     async def complete_at_origin(self, made: Write) -> bool:
-        """Have the origin be asked for it (`JournalTransaction.complete_at_origin`)."""
+        """Leave the completion to the origin (`JournalTransaction.complete_at_origin`)."""
         placed_write = self._placed(made)
         return await self._change(lambda tx: tx.complete_at_origin(placed_write))
 
     async def record_own_write(self, key: ObjectKey, own: LastOwnWrite, size_bytes: int = 0) -> None:
-        """This gateway has changed a key at the origin, past the buffer; `size_bytes` it has, where that is known."""
+        """Record that this gateway changed a key at the origin, past the buffer; `size_bytes`: its size, if known."""
         slot = self._slots.longest(*key)
         name, member = (slot.name, member_of(key, rules_of(slot.checkpoints))) if slot is not None else ("", None)
         await self._change(lambda tx: tx.changed_past(key, own, name, member, size_bytes))
 
     async def prioritise(self, key: ObjectKey) -> None:
-        """Somebody waits until the origin has what is pending under a key."""
+        """Flush what is pending under a key before other writes: a request waits for it."""
         now = self._clock.now()
         await self.journal.change(lambda tx: tx.prioritise(key, now))
 
     async def abort(self, upload_id: str) -> bool:
-        """AbortMultipartUpload; False when the upload has ended meanwhile, or is just being completed at the origin."""
+        """Abort an upload; False when it has ended meanwhile, or the origin is just completing it."""
         now = Moment.of(self._clock)
         return await self._change(lambda tx: tx.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:
-        """What it waits for says the slot that its key is in now: an upload may have begun in one of another name."""
+        """Order a write by the slot that its key is in now: an upload may have begun in one of another name."""
         acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
         return with_order(replace(write, acknowledged=acknowledged), self._slots.longest(*write.key))
 
     def of_checkpoint(self, upload: Write) -> Write:
-        """An upload that is about to begin, with the checkpoint that it belongs to."""
+        """Return an upload that is about to begin, with the checkpoint that it belongs to."""
         slot = self._slots.longest(*upload.key)
         return replace(upload, member=member_of(upload.key, rules_of(None if slot is None else slot.checkpoints)))
 
@@ -239,7 +238,7 @@ class WritebackBuffer:
 
     @asynccontextmanager
     async def _or_refused(self, parts: Sequence[Part]) -> AsyncIterator[None]:
-        """The files of new parts go where it is certain that the journal does not name them: now, or later."""
+        """Remove the files of new parts only once the journal certainly does not name them: now, or later."""
         try:
             yield
         except (BufferRefused, PartInUse):
@@ -261,8 +260,8 @@ class WritebackBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """What one process has open in the directory."""
+class _StagedFiles:
+    """The parts of the directory that one process has open."""
 
     journal: Journal
     staging: Staging
@@ -270,7 +269,7 @@ class _Files:
     reserve: ReserveFile
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _StagedFiles:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -280,10 +279,10 @@ def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _
             staging.remove(name)
 
     journal = Journal(directory, remove, worker, clock)
-    journal.take_over(Moment.of(clock))
+    journal.inherit(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
-        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
+        return _StagedFiles(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error

@@ -1,7 +1,7 @@
-"""When to look into the journal again: soon after any process has committed something that is to be flushed.
+"""Tells a task when to read the journal again: soon after any process has committed something to flush.
 
-The workers are other processes: they leave a version in shared memory (pending_key_filter.py). Polling it costs a
-fraction of a microsecond and asks the journal nothing; that happens often while it changes, and seldom otherwise.
+The workers are other processes: they leave a version in shared memory (pending_key_filter.py). A poll takes a fraction
+of a microsecond and does not touch the journal; polls are frequent while it changes, and rare otherwise.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from contextlib import asynccontextmanager
 from gateway.core.clock import Clock
 
 QUICK_SECONDS = 0.02
-"""From one poll to the next, while the version changes."""
+"""Seconds between two polls while the version changes."""
 
 QUIET_SECONDS = 0.1
-"""The same when it has not changed for a while."""
+"""Seconds between two polls when it has not changed for a while."""
 
 LOOK_SECONDS = 1.0
-"""Without any change the journal is looked into all the same, for what nobody notifies of."""
+"""Seconds after which the task reads the journal even without a change, for events that no process reports."""
 
 _QUIET_AFTER_SECONDS = 2.0
 
 
 class ChangeNotifier:
-    """For one task. `version` is the journal's, of what the task is about."""
+    """Notifies one task. `version` returns the version of the part of the journal that the task reads."""
 
     def __init__(self, version: Callable[[], bytes], clock: Clock) -> None:
         self._version = version
@@ -35,21 +35,21 @@ class ChangeNotifier:
         self._notify_at = math.inf
 
     def notify(self) -> None:
-        """Something has changed, in this process."""
+        """Report a change in this process."""
         self._event.set()
 
     def notify_at(self, monotonic: float) -> None:
-        """Something will be due at a time of the monotonic clock."""
+        """Report that something will be due at a monotonic time."""
         self._notify_at = min(self._notify_at, monotonic)
 
     async def wait(self) -> None:
-        """Until there is a change that was not waited for before, or some time is over."""
+        """Wait for a change since the last wait, a due time, or LOOK_SECONDS."""
         await self._event.wait()
         self._event.clear()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """As long as this lasts, changes by other processes are noticed."""
+        """Notice changes by other processes while the context lasts."""
         polling = asyncio.create_task(self._poll())
         try:
             yield

@@ -1,4 +1,4 @@
-"""Now and then: reads pass the journal again where nothing is pending any more; what nobody repeats is forgotten."""
+"""Collects the journal's garbage: hash slots without pending writes, and records that have served their time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
 
 TIDY_SECONDS = 2.0
-"""After flushes; writers wait while it lasts, so that it may take a fiftieth of their time at most."""
+"""Seconds after flushes. Writers wait meanwhile, so it takes at most a fiftieth of their time."""
 
 UNASKED_SECONDS = 60.0
-"""So often in any case: something may have gone without a flush."""
+"""Seconds between two runs in any case: something may have left without a flush."""
 
 FORGET_SECONDS = 600.0
 
@@ -22,7 +22,7 @@ _SHARE = 50.0
 
 
 class JournalGC:
-    """Of one buffer; in the process that flushes. `needed`: something was flushed since."""
+    """The collector of one buffer, in the process that flushes. `needed`: something was flushed since its last run."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
@@ -30,11 +30,10 @@ class JournalGC:
         self.needed = True
 
     async def run(self) -> None:
-        """For ever."""
         pause_seconds, began = TIDY_SECONDS, self._clock.monotonic()
         unasked_at, forget_at = began + UNASKED_SECONDS, began
         while True:
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 if self.needed or self._clock.monotonic() >= unasked_at:
                     unasked_at = self._clock.monotonic() + UNASKED_SECONDS
                     pause_seconds = max(TIDY_SECONDS, _SHARE * await self._tidy())

@@ -1,8 +1,8 @@
-"""What keys look like, so far as a store may refuse them for it. Pure.
+"""Forms of keys that a store may refuse. Pure.
 
-S3 takes every key. Stores that keep objects as files do not: an empty part of a path, one that is too long, an object
-where there is a directory. What a bucket has refused so of an acknowledged write it is asked about before the next one
-is acknowledged, until it takes one.
+S3 takes every key. Stores that keep objects as files do not: they refuse an empty part of a path, one that is too long,
+an object where there is a directory. If a bucket has refused the key of an acknowledged write, the gateway asks it
+before it acknowledges another key of that form, until the bucket takes one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 FORMS_MAX = 64
-"""Of a bucket. With more, it is asked about every key."""
+"""The most forms per bucket. With more, the gateway asks about every key."""
 
 EVERY_KEY = "*"
 
@@ -24,17 +24,17 @@ _UNUSUAL = {
     "not ASCII": re.compile(r"[^\x00-\x7f]"),
     "special characters": re.compile(r"""[\\:*?"'<>|`^{}\[\]#%~&$@=;+, ]"""),
 }
-"""Of bytes, one a character. File systems take 255 of a part."""
+"""Patterns over bytes, one a character. File systems take 255 of a part."""
 
 
 def forms_of(key: str) -> frozenset[str]:
-    """All that a key is like: what `refused_forms` may say of another."""
+    """Return all forms that a key has; `refused_forms` of another key are among these."""
     return _unusual(key) | _directories(key) | {EVERY_KEY}
 
 
 def refused_forms(key: str, code: str) -> frozenset[str]:
-    """What a bucket that has refused a key for good may refuse again: what is unusual about it, or else, where it
-    looks like any other, what lies beside it."""
+    """Return the forms that a bucket may refuse after it has refused a key for good: its unusual ones, or, for a usual
+    key, those of its directories."""
     return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories(key)
 
 
@@ -44,5 +44,5 @@ def _unusual(key: str) -> frozenset[str]:
 
 
 def _directories(key: str) -> frozenset[str]:
-    """The prefixes that end with a slash, and the empty one: one of them may be an object, or no directory."""
+    """Return the prefixes that end with a slash, and the empty one: one of them may be an object, or no directory."""
     return frozenset({"in /", *(f"in /{key[: at + 1]}" for at, character in enumerate(key) if character == "/")})

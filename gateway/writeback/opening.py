@@ -1,7 +1,7 @@
-"""Opening the buffer's directory: its format, whose it is, and what crashes have left. All of this blocks.
+"""Opens the buffer's directory: checks its format and its homes, and removes what crashes have left. All of it blocks.
 
-A bucket's writes were acknowledged for one home and go to no other: buckets of the same names at another endpoint are
-other buckets, of which nothing is known.
+A bucket's writes were acknowledged for one home and go to no other: a bucket of the same name at another endpoint is
+another bucket, and nothing learned before applies to it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ORIGIN = "origin"
 """The file with the homes of buckets (objects.Homes)."""
 
 ARRIVING = "arriving"
-"""The file of `Reservations` (bounds/room.py): made anew when nobody has the buffer open."""
+"""The file of `Reservations` (bounds/room.py): made anew when no process has the buffer open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What was there: acknowledged objects, open uploads and uploads of the origin's that are to be aborted, or to be
-    looked for, all kept; and files that nobody was told of, removed. `buckets` are those of what is kept."""
+    """The contents of a recovered buffer: acknowledged objects, open uploads, and `orphans`, uploads at the origin that
+    the flush must abort or look for. `removed_files` were never acknowledged. `buckets` are those of the contents."""
 
     pending: int
     uploads: int
@@ -49,7 +49,7 @@ class Recovered:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory where it is not there. StartupError for one that is not ours, or of another version."""
+    """Make the directory if it is missing. StartupError if it is not a buffer, or of another version."""
     with _usable(directory):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         found = _format(directory)
@@ -64,9 +64,9 @@ def prepare(directory: Path) -> None:
 
 
 def recover(directory: Path, now: Moment) -> Recovered:
-    """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
+    """Recover a buffer that no process has open: keep what was acknowledged, remove the rest.
 
-    StartupError where acknowledged writes would be lost by it: then nothing is touched.
+    StartupError, before any change, if that would lose acknowledged writes.
     """
     with _usable(directory):
         _remove_dropped(directory)
@@ -93,7 +93,7 @@ def recover(directory: Path, now: Moment) -> Recovered:
 
 
 def may_hold(directory: Path) -> bool:
-    """Whether a buffer that cannot be opened may hold what the origin does not have. Takes no room, changes nothing."""
+    """Return whether an unopenable buffer may hold data that the origin lacks. Changes nothing, takes no room."""
     journal, log = directory / "journal", directory / "journal-wal"
     if not journal.exists():
         return False
@@ -104,15 +104,15 @@ def may_hold(directory: Path) -> bool:
                 return False
             view = JournalView(connection)
             return any(view.counts()) or view.aborting_count() > 0
-    except sqlite3.Error:  # of the version before, or its log cannot be read: nobody knows
+    except sqlite3.Error:  # an earlier version, or an unreadable log: unknown
         return True
 
 
 def keep_to_homes(directory: Path, homes: Homes, held: Recovered) -> None:
-    """Return when what the buffer holds of each bucket is for the bucket's home of now. Where a bucket that it holds
-    nothing of has another home than before, what was learned of it is forgotten.
+    """Return when all that the buffer holds belongs to the present homes of its buckets. For buckets whose home has
+    changed and that hold nothing here, forget what was learned of them.
 
-    StartupError, and nothing is touched, where it holds something of such a bucket. BufferUnavailable when the disk
+    StartupError, before any change, if the buffer holds something for a changed home. BufferUnavailable when the disk
     fails.
     """
     with _usable(directory):
@@ -140,7 +140,7 @@ def _forget(directory: Path, before: Homes, homes: Homes) -> None:
 
 
 def drop(directory: Path) -> None:
-    """Remove a buffer that holds nothing, wholly or not at all, whatever is killed in between. BufferUnavailable."""
+    """Remove a buffer that holds nothing, wholly or not at all, even if killed in between. BufferUnavailable."""
     with _usable(directory):
         _remove_dropped(directory)
         directory.rename(_dropped(directory))
@@ -195,9 +195,9 @@ def _usable(directory: Path) -> Iterator[None]:
 
 
 def _refuse_without_journal(directory: Path) -> None:
-    """StartupError where staged files are left: a new journal would know none of them, and have them go.
+    """Raise StartupError when staged files are left: a new journal would not know them, and sweeps would remove them.
 
-    The journal's name is synced before any file is staged, so no power cut leaves it so.
+    The journal's name is synced before any file is staged, so no power cut causes this.
     """
     left = sum(1 for _ in Staging(directory, 0).names())
     if left:
@@ -209,7 +209,7 @@ def _refuse_without_journal(directory: Path) -> None:
 
 
 def _format(directory: Path) -> bytes | None:
-    """None for a directory in which nothing is yet."""
+    """Return None for an empty directory."""
     try:
         return (directory / "FORMAT").read_bytes()
     except FileNotFoundError:

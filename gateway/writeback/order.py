@@ -1,10 +1,10 @@
-"""In which order writes reach the origin: markers last. Pure.
+"""The order in which writes reach the origin: markers last. Pure.
 
 A marker is an object by which readers know that others are complete: the manifest of a checkpoint, the index of its
-shards, `latest`, `_SUCCESS`, the log of a table, and whatever is written under a condition: so writers make sure that
-nobody else has published the same. It waits until everything that was acknowledged before it under its directory, or
-that of its table, is at the origin. In a slot with `order = "strict"` every write waits for all before it in its
-bucket. Elsewhere the oldest goes first, and small ones do not wait for large ones.
+shards, `latest`, `_SUCCESS`, the log of a table, and any conditional write, by which writers make sure that no other
+writer has published the same. It waits until everything that was acknowledged before it under its directory, or its
+table's, is at the origin. In a slot with `order = "strict"` every write waits for all before it in its bucket.
+Elsewhere the oldest goes first, and small ones do not wait for large ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.writeback.journal.records import State, Write
 
 
 def with_order(write: Write, slot: Slot | None) -> Write:
-    """A write that is to be acknowledged, with what it has to wait for, and the checkpoint that it belongs to."""
+    """Return a write with its checkpoint, and with the order in which it must reach the origin."""
     write = replace(write, member=member_of(write.key, rules_of(None if slot is None else slot.checkpoints)))
     if slot is not None and slot.write == "scratch" and not write.deleted and write.is_acknowledged:
         return replace(write, state=State.LOCAL)
@@ -31,7 +31,7 @@ def with_order(write: Write, slot: Slot | None) -> Write:
 
 
 def key_prefix_before(key: str, slot: Slot, *, is_conditional: bool) -> str | None:
-    """Under which prefix all is to be at the origin before a write of a key; None: it waits for none."""
+    """Return the prefix that must be at the origin before a write of a key; None: it waits for none."""
     root = root_of(key) if is_conditional or is_marker(key, slot.markers) else None
     if slot.order != "strict":
         return root
@@ -40,8 +40,8 @@ def key_prefix_before(key: str, slot: Slot, *, is_conditional: bool) -> str | No
 
 _LOGS = frozenset(("_delta_log", "_hoodie", ".hoodie", "_versions", "_transactions", "_indices"))
 _METADATA = frozenset(("metadata", "manifest", "manifests", "snapshot", "snapshots"))
-"""Directories where tables keep what names their files, beside these: Delta Lake, Hudi, Lance; Iceberg, SlateDB,
-Paimon. Those with a common name count only where the object lies right in them; Icechunk's `refs/` one level below."""
+"""Directories in which tables keep the names of their files: Delta Lake, Hudi, Lance; Iceberg, SlateDB, Paimon. Those
+with a common name count only when the object lies right in them; Icechunk's `refs/` one level below."""
 
 
 def root_of(key: str) -> str:
@@ -55,7 +55,7 @@ def root_of(key: str) -> str:
 
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
-    """Whether the last part of a key's path is like one of these (`*` and `?` stand for what they do in a shell); of
-    patterns with slashes, as many parts as they have."""
+    """Return whether the last part of a key's path matches a pattern (`*` and `?` as in a shell); a pattern with
+    slashes takes as many parts as it has."""
     parts = key.split("/")
     return any(fnmatchcase("/".join(parts[-1 - one.count("/") :]), one) for one in patterns)

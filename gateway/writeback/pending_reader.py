@@ -16,16 +16,16 @@ from gateway.writeback.threads import BufferThreads
 PIECE_BYTES = 1024 * 1024
 
 IN_MEMORY_BYTES_MAX = 256 * 1024
-"""Bodies up to this length are sent from memory, and so again by the origin's own retries."""
+"""Bodies up to this length are sent from memory, so the origin client can retry them itself."""
 
 PARTS_AT_ONCE = 16
-"""Looked up on the event loop."""
+"""Parts that one look-up on the event loop reads."""
 
 
 class FileGone(Exception):
-    """A staged file is there no more: since its journal entry was read the object was flushed, or overwritten.
+    """A staged file is gone: since its journal entry was read, the object was flushed or overwritten.
 
-    `read_bytes` of the range have been read before.
+    `read_bytes` of the range were read before.
     """
 
     def __init__(self, read_bytes: int) -> None:
@@ -43,7 +43,7 @@ class _Span:
 
 
 async def staged_body(staging: Staging, threads: BufferThreads, file: StagedFile) -> bytes | StreamedBody:
-    """What lies in a file, verified, for a request to the origin. BufferDamaged, OSError, now or while it is sent."""
+    """Return a file's bytes, verified, for a request to the origin. BufferDamaged, OSError, now or while it is sent."""
     pieces = _pieces_of(staging, threads, file)
     if file.size_bytes > IN_MEMORY_BYTES_MAX:
         return StreamedBody(pieces, file.size_bytes)
@@ -70,7 +70,7 @@ class PendingReader:
         self._threads = threads
 
     async def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
-        """The bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError as the disk says it."""
+        """Yield the bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError from the disk."""
         read_bytes = 0
         for first, last, start in _numbers(pending.runs, byte_range):
             parts = self._journal.read(lambda tx: list(tx.parts(pending.id, first - 1, last)))  # noqa: B023
@@ -89,7 +89,7 @@ class PendingReader:
 
 
 def part_range(pending: Write, number: int) -> ByteRange | None:
-    """Where the `number`th part lies in the object, counted from 1 as GetObject does; None: it has no bytes.
+    """Return the range of an object's `number`th part, counted from 1 as GetObject does; None: it has no bytes.
 
     IndexError when there is no such part.
     """
@@ -104,7 +104,7 @@ def part_range(pending: Write, number: int) -> ByteRange | None:
 
 
 def _numbers(runs: Sequence[Run], byte_range: ByteRange) -> Iterator[tuple[int, int, int]]:
-    """The parts in which a range lies, some at a time: numbers of first and last, and where the first begins."""
+    """Yield the parts in which a range lies, some at a time: numbers of first and last, and the start of the first."""
     start = 0
     for run in runs:
         stop = start + run.length * run.size_bytes

@@ -1,4 +1,4 @@
-"""Where the buffer's blocking work runs: reading, writing and syncing staged files."""
+"""Threads for the buffer's blocking work: reading, writing and syncing staged files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class BufferThreads:
         self._threads = ThreadPoolExecutor(count, "writeback", initializer=prefer_event_loop)
 
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run it to its end, even when the caller is cancelled once it has begun."""
+        """Run the function to its end, even if the caller is cancelled meanwhile."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
 
     async def finish(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run it; a cancelled caller learns of that only when no thread is at it any more."""
+        """Run the function; a cancelled caller waits until no thread runs it any more."""
         return await to_its_end(self._threads.submit(function, *arguments, **keywords), lambda: None)
 
     async def open(
         self, function: Callable[P, FileLease[SharedFile]], *arguments: P.args, **keywords: P.kwargs
     ) -> FileLease[SharedFile]:
-        """Run what opens a file; it is closed again where nobody waits for it any more."""
+        """Run a function that opens a file; close the file if the caller was cancelled."""
         opening = self._threads.submit(function, *arguments, **keywords)
         try:
             return await asyncio.wrap_future(opening)
@@ -47,9 +47,9 @@ class BufferThreads:
         *arguments: P.args,
         **keywords: P.kwargs,
     ) -> Coroutine[Any, Any, R]:
-        """The same with a lease of the function's own on a file: the caller's may end before the thread is done."""
+        """Run a function with its own lease on a file: the caller's lease may end before the thread is done."""
         return self.run(with_lease(file.share(), function), *arguments, **keywords)
 
     def shut_down(self) -> None:
-        """Wait for what runs; blocks."""
+        """Wait until all calls have ended; blocks."""
         self._threads.shutdown(wait=True)

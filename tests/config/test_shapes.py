@@ -87,8 +87,8 @@ def test_a_key_that_is_none_comes_with_the_one_that_is_meant(tmp_path: Path, tex
     ("line", "shown"),
     [
         ('buffer = "10GiB"', "'10GiB'"),
-        ('exposure = "1GiB"', "'1GiB'"),
-        ('exposure_age = "1h"', "'1h'"),
+        ('max_unflushed_bytes = "1GiB"', "'1GiB'"),
+        ('max_unflushed_age = "1h"', "'1h'"),
         ("keep_last = 3", "3"),
     ],
 )

@@ -21,9 +21,9 @@ from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest, Worklist
-from gateway.metadata.listing.index import Found
+from gateway.metadata.listing.index import FoundPage
 from gateway.metadata.listing.pages import ListRequest
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
@@ -81,11 +81,11 @@ def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
         async with job_bench(tmp_path, origin, slots=[slot]) as bench:
             await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
             await bench.catalog.settle()
-            for_ever, after = Bound(math.inf, math.inf), b"data/1189"
+            for_ever, after = KeyBound(math.inf, math.inf), b"data/1189"
             first = bench.catalog.listing.find(BUCKET, ListRequest(b"data/"), for_ever, with_owner=False)
             last = bench.catalog.listing.find(BUCKET, ListRequest(b"data/", after=after), for_ever, with_owner=False)
-            assert isinstance(first, Found)
-            assert isinstance(last, Found)
+            assert isinstance(first, FoundPage)
+            assert isinstance(last, FoundPage)
             assert (len(first.page.keys), first.page.is_truncated) == (1000, True)
             assert (len(last.page.keys), last.page.is_truncated) == (10, False)
 

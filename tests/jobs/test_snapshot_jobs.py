@@ -333,7 +333,7 @@ def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(1)) as bench:
-            bench.jobs._tools = replace(bench.jobs._tools, snapshots=None)
+            bench.jobs._dependencies = replace(bench.jobs._dependencies, snapshots=None)
             with pytest.raises(StoreUnavailable):
                 await bench.jobs.start_snapshot("v1", PREFIX)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
+from gateway.origin.traffic_meter import Attempt
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
 from tests.support.strict_origin import StrictOrigin

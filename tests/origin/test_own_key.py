@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import KeyPair, OriginRequest
 from gateway.origin.s3 import OwnKeyOrigin, refusal_of_own_key
-from gateway.origin.signing import KeyPair
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer

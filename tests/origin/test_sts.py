@@ -14,7 +14,8 @@ import structlog
 
 from gateway.core.errors import CredentialsUnavailable
 from gateway.origin import sts as module
-from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
+from gateway.origin.client import KeyPair
+from gateway.origin.signing import ChainCredentials, StaticCredentials
 from gateway.origin.sts import AwsSession, Role, RoleCredentials
 from tests.support.connections import answering
 from tests.support.manual_clock import ManualClock

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.core.clock import Clock
 from gateway.origin.client import IS_AWAITED, Direction, OriginRequest, Purpose, StreamedBody
-from gateway.origin.s3 import Attempt
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin

@@ -12,10 +12,10 @@ from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
-from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.origins import STRICT_PAIR
@@ -57,7 +57,7 @@ class Held:
     def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
         assert seconds == HELD_SECONDS
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         return
 
 

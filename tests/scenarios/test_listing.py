@@ -23,8 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.origin.client import Origin, OriginRequest
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, Origin, OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import parse_query
 from tests.origin.origins import running, s3_origin, xml

@@ -79,11 +79,11 @@ def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: 
     async def scenario(client: Client) -> None:
         await client.ask("PUT", "back/a", b"one")
         for slots in ([replace(SCRATCH[0], write="through")], [], [replace(SCRATCH[0], write="back")]):
-            client.gateway.app.services.slots.follow(slots)
+            client.gateway.app.services.slots.apply_settings(slots)
             for method in ("HEAD", "GET"):
                 got = await client.ask(method, "back/a")
                 assert got.headers["x-forebay-durable"] == "false", (slots, method)
-        client.gateway.app.services.slots.follow([])
+        client.gateway.app.services.slots.apply_settings([])
         client.origin.put("bucket", "back/b", b"of the bucket")
         assert "x-forebay-durable" not in (await client.ask("HEAD", "back/b")).headers
 

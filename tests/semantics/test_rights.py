@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.access import OriginKeyring
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair
 from gateway.policy.slots import Grant, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import SECRET_ACCESS_KEY, call

@@ -10,8 +10,8 @@ from typing import Any
 from uvicorn.config import Config
 
 from gateway.core.errors import S3Error
+from gateway.edge.server.body_queue import ChunkedDecoder
 from gateway.edge.server.connection import S3Protocol
-from gateway.edge.server.request_body import ChunkedDecoder
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.edge.server.server_state import S3ServerState
 from gateway.s3.aws_chunked import AwsChunkedDecoder

@@ -14,7 +14,7 @@ from gateway.core.clock import Clock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.edge.server.request_body import ReceiveThreads
+from gateway.edge.server.receiving import ReceiveThreads
 from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
 
 PATIENCE_SECONDS = 60.0

@@ -28,8 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import OriginUnreachable, S3Error
-from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.signing import KeyPair
+from gateway.origin.client import KeyPair, OriginRequest, StreamedBody
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.requests import parse_query, split_path
 from tests.support.memory_origin import MemoryOrigin

@@ -1,12 +1,12 @@
-"""A file of blocks that this process has open, and which of its bytes are known to be right now.
+"""An open file of blocks, with the parts of it that this process has verified.
 
-Bytes count as intact when they were read and held against the checksums of their chunks, and their pages have stayed in
-memory since (page_cache.py), and the file is still the one it was: same inode, size and times. Whatever else happens,
-to the page cache or to the device, they are read and checked again before anybody is sent them.
+Bytes count as intact when they were read and compared with the checksums of their chunks, and their pages have stayed
+in memory since (page_cache.py), and the file is still the one it was: same inode, size and times. After any other event
+in the page cache or the device, they are read and checked again before a client gets them.
 
 A process keeps the files open that it has used last, with what it has checked of them (`OpenFiles`): so most reads open
-and check nothing. A file that is evicted keeps its room on disk while somebody has it open, so what has no name any
-more is let go of every second.
+and check nothing. A file that is evicted keeps its room on disk while a process has it open, so each process closes
+files without a name every second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VERIFIED_AT_ONCE_BYTES_MAX = 512 * 1024
 """A tenth of a millisecond, as long as the event loop may serve one client at a time."""
 
 READ_STEP_BYTES = 2 * 1024 * 1024
-"""How long one reader keeps the others of a file waiting while it maps and verifies."""
+"""Bytes that a reader maps and verifies at once, while other readers of the file wait."""
 
 _CRC = struct.Struct("<I")
 
@@ -87,17 +87,17 @@ def _read_whole(descriptor: int, offset: int, content: memoryview) -> None:
 
 
 def _bring_in(descriptor: int, offset: int, count: int, *, reads_on: bool) -> None:
-    """Have bytes of a file in memory, without copying them anywhere. Blocks.
+    """Bring bytes of a file into memory, without copying them anywhere. Blocks.
 
-    `reads_on`: what follows them in the file is wanted, too: the kernel's own readahead goes on with it, in folios of
-    many pages. One that is told what to read takes page by page, which costs three times the processor's time.
+    `reads_on`: the following bytes are wanted, too: the kernel's own readahead goes on with them, in folios of
+    many pages. A hint for a range makes it read page by page, which costs three times the processor's time.
     """
     if reads_on:
         offset, count = offset - offset % CHUNK_BYTES, count + offset % CHUNK_BYTES  # from 0 it knows for a sequence
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     else:
         os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_WILLNEED)
-    with suppress(OSError):  # whoever checks the bytes finds out what is wrong with the file
+    with suppress(OSError):  # the check of the bytes finds out what is wrong with the file
         stop = offset + count
         while offset < stop and (sent := os.sendfile(_null(), descriptor, offset, stop - offset)):
             offset += sent
@@ -153,17 +153,17 @@ RECORD_UNIT_BYTES = 64
 """Records of a segment begin at multiples of this (store.py)."""
 
 _BYTE_COVERS = 8 * RECORD_UNIT_BYTES
-"""What a byte of marks stands for: pages hold several of these."""
+"""Bytes of a file that one byte of marks covers."""
 
 
 def fingerprint(descriptor: int) -> Fingerprint:
-    """What changes whenever a file's bytes may have. OSError."""
+    """Return values that change whenever a file's bytes may have changed. Raises OSError."""
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 class Marks(Protocol):
-    """What was checked of a file. Changed under a lock, read without: each change is one step."""
+    """The checked parts of a file. Changed under a lock, read without: each change is one step."""
 
     def covers(self, extent: Extent, position: int, count: int) -> bool: ...
     def add(self, extent: Extent, position: int, count: int) -> None: ...
@@ -178,7 +178,7 @@ class ChunkMarks:
 
     def __init__(self) -> None:
         self._marks = 0, 0
-        """Where in the file chunks begin, modulo their size, and which of them are marked."""
+        """Offset of chunks in the file, modulo their size, and the marks."""
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         phase, chunks = self._marks
@@ -222,7 +222,7 @@ class RecordMarks:
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
-        begins = self._begins  # of which `clear` makes another
+        begins = self._begins  # `clear` replaces it
         return byte < len(begins) and bool(begins[byte] >> bit & 1)
 
     def add(self, extent: Extent, position: int, count: int) -> None:
@@ -280,7 +280,7 @@ class BlockFile(SharedFile):
         self._verifying = threading.Lock()
 
     def intact(self, extent: Extent, position: int, count: int) -> bool:
-        """Whether bytes of a block are known to be right, as they are in memory now. Never blocks."""
+        """Return True if bytes of a block are verified and unchanged in memory. Never blocks."""
         try:
             if self._pages is None or fingerprint(self.descriptor) != self._state:
                 return False
@@ -314,9 +314,8 @@ class BlockFile(SharedFile):
             self._written = _Written(first, fingerprint(self.descriptor))
 
     def unwritten(self, residency: Residency, offset: int, count: int) -> bool:
-        """Whether bytes at an offset of the file need no check: this process wrote them, and they wait to be written to
-        the device. Never blocks.
-        """
+        """Return True if bytes at an offset of the file need no check: this process wrote them, and the kernel has not
+        written them to the device. Never blocks."""
         written = self._written
         if written is None or offset < written.first or not residency.unwritten(self.descriptor, offset, count):
             return False
@@ -393,7 +392,7 @@ class BlockFile(SharedFile):
                 self.verify(extent, start, step)
 
     def make_ready(self, extent: Extent, position: int, count: int) -> None:
-        """Have bytes in memory that `verify_at_once` takes; `verify_unread` where they are too many. Blocks."""
+        """Bring bytes into memory for `verify_at_once`, or verify them if they are too many. Blocks."""
         first, stop = self._checked_part(extent, position, count)
         if self._is_mappable and stop - first <= VERIFIED_AT_ONCE_BYTES_MAX:
             _bring_in(self.descriptor, extent.offset + first, stop - first, reads_on=False)
@@ -401,7 +400,7 @@ class BlockFile(SharedFile):
             self.verify_unread(extent, position, count, reads_on=position + count == extent.length)
 
     def distrust(self) -> None:
-        """Have everything read and checked again: bytes of it proved wrong, or could not be sent."""
+        """Make all bytes be read and checked again: some of them were wrong, or could not be sent."""
         self._state = self._written = None  # the file is a new one then; never waits for a thread that verifies
 
     def close_file(self) -> None:
@@ -411,7 +410,7 @@ class BlockFile(SharedFile):
         super().close_file()
 
     def _map(self, offset: int, count: int) -> MappedPages | None:
-        """Map what is not mapped of a part, nothing of which counts as checked any more; None where that can't be."""
+        """Map the missing pages of a part, and withdraw their marks; None if that is impossible."""
         try:
             pages = self._prepared()
             if pages is None or offset + count > pages.size_bytes:
@@ -457,18 +456,17 @@ FILES_OPEN_MAX = 32_768
 LOOKED_AT_ONCE = 512
 
 _MAPPINGS_MAX = 65_530
-"""What a process may have unless `vm.max_map_count` says otherwise."""
+"""Default of `vm.max_map_count`."""
 
 
 class OpenFiles:
-    """At most `files_max` of them, those used last. Event loop only, but for `keep` and `drop`."""
+    """The most recently used open files, `files_max` at most. Event loop only, except `keep` and `drop`."""
 
     def __init__(self, files_max: int | None = None) -> None:
         self._files_max = _affordable() if files_max is None else files_max
         self._leases: OrderedDict[str, BlockLease] = OrderedDict()
 
     def get(self, file: str) -> BlockLease | None:
-        """A lease on a file, if it is open."""
         kept = self._leases.get(file)
         if kept is None:
             return None
@@ -521,7 +519,7 @@ class OpenFiles:
 
 
 def _unlinked(leases: Sequence[tuple[str, BlockLease]]) -> list[str]:
-    """Those of some open files that have no name any more, or cannot be looked at; ends the leases. Blocks."""
+    """Return the open files that have no name any more or cannot be looked at; end the leases. Blocks."""
     found = []
     for file, lease in leases:
         with lease:
@@ -541,7 +539,7 @@ def _affordable() -> int:
     """Half of the descriptors and mappings that the process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     mappings = _MAPPINGS_MAX
-    with suppress(OSError, ValueError):  # where it cannot be read, it has its usual value
+    with suppress(OSError, ValueError):  # an unreadable setting has its usual value
         mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
     descriptors = FILES_OPEN_MAX if soft == resource.RLIM_INFINITY else soft // 2
     return max(1, min(FILES_OPEN_MAX, descriptors, mappings // 2))

@@ -1,20 +1,20 @@
-"""Which pages of a file have stayed in memory since this process looked at them: the ground on which zero-copy stands.
+"""Pages of a file that have stayed in memory since this process verified them: zero-copy rests on it.
 
-A page that was verified may leave memory and come back from the device, wrong, at the wish of anybody: a reader in
+A page that was verified may leave memory and come back from the device, wrong, because of any program: a reader in
 another process, a hint, a backup. "Verified once, and in memory now" proves nothing. A page table entry does: the
-kernel removes it before it takes the page away (reclaim, truncation, dropped caches), and nobody but this process can
+kernel removes it before it takes the page away (reclaim, truncation, dropped caches), and only this process can
 put one into its own mapping. So as long as the entry is there, the page is the one that was there when it was mapped.
 
     map the pages → read and verify them → still mapped?     they are verified, as long as they stay mapped
 
 Three things keep this sound:
 
-- Nobody touches the mapping. It has no access rights but for the moment in which pages are mapped, so neither a stray
-  access nor a truncated file can hurt the process, and nothing is mapped by accident.
-- The kernel maps neighbours of a page along with it ("fault-around", 64 KiB and more). It never goes beyond the memory
-  area (VMA), and changing the rights of exactly the missing pages makes them an area of their own for that moment.
-- A page that is mapped anew may hold bytes that were verified when the page was another. Who maps it says so before
-  (`BlockFile.verify`), and one thread at a time maps pages of a file.
+- No code touches the mapping. It has access rights only for the moment in which pages are mapped, so neither a stray
+access nor a truncated file can hurt the process, and nothing is mapped by accident. - The kernel maps neighbours of a
+page along with it ("fault-around", 64 KiB and more). It never goes beyond the memory area (VMA), and changing the
+rights of exactly the missing pages makes them an area of their own for that moment. - A page that is mapped anew may
+hold bytes that were verified when the page was another. Its marks are withdrawn before it is mapped
+(`BlockFile.verify`), and one thread at a time maps pages of a file.
 
 Costs, on one machine: 1.6 µs to ask for 100 KiB, 6 µs for 8 MiB (PAGEMAP_SCAN; 1.8 and 52 µs by reading pagemap, before
 Linux 6.7; cachestat(2), which answers another question, takes 1.4 and 55 µs); 300 to 500 µs to map 8 MiB; 8 bytes of
@@ -59,11 +59,11 @@ _SCAN_FOR_ABSENT = struct.pack(
 _SCANNED_PART, _SCANNED_PART_AT = struct.Struct("=2Q"), 16
 _ENTRY_BYTES = 8
 _PRESENT_BIT = 0x80
-"""Of an entry's last byte, little-endian."""
+"""Bit of an entry's last byte, little-endian."""
 
 _TRIAL_PAGES = 64
 _NOT_OF_THIS_SYSTEM = {errno.EINVAL, errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP}
-"""What the kernel answers where it knows of no such thing, or the file system has none."""
+"""The kernel's errors for a call that it or the file system does not know."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -89,7 +89,7 @@ class _PageTable:
         self.__init__()  # type: ignore[misc]
 
     def all_present(self, start: int, stop: int) -> bool:
-        """Whether every page from address `start` to `stop`, whole pages, is mapped. OSError where nobody can tell."""
+        """Return True if all pages from address `start` to `stop` are mapped. Raises OSError if unknown."""
         if self._scan:
             argument = bytearray(_SCAN_FOR_ABSENT)  # one of its own, as the kernel writes into it
             _SCANNED_PART.pack_into(argument, _SCANNED_PART_AT, start, stop)
@@ -146,7 +146,7 @@ class MappedPages:
             raise _error("mmap")
         self._address: int = address
         self._is_guarded = True
-        """Whether nothing is mapped by accident: with rights left over, neighbours might be."""
+        """True while the mapping has no access rights: with rights, neighbours might be mapped by accident."""
         # Else each page that is mapped has the device asked for its neighbours, too. Who knows that pages have to come
         # from the device tells it of all of them before.
         _libc.madvise(address, self.size_bytes, _MADV_RANDOM)
@@ -155,7 +155,7 @@ class MappedPages:
         _libc.munmap(self._address, self.size_bytes)
 
     def present(self, offset: int, count: int) -> bool:
-        """Whether all of the pages of a part have stayed in memory since they were mapped."""
+        """Return True if all pages of a part have stayed in memory since they were mapped."""
         stop = offset + count
         if stop > self.size_bytes or not self._is_guarded:
             return False
@@ -163,7 +163,7 @@ class MappedPages:
         return _page_table.all_present(address + offset & _PAGE_MASK, address + stop + PAGE_BYTES - 1 & _PAGE_MASK)
 
     def in_memory(self, offset: int, count: int) -> bool:
-        """Whether all of the pages of a part are in memory now, whole, mapped or not. Never blocks.
+        """Return True if all pages of a part are in memory now, whole, mapped or not. Never blocks.
 
         Pages that are on their way from the device are in the page cache, too, and `Residency` counts them.
         """
@@ -198,9 +198,9 @@ class MappedPages:
 
 
 def is_supported(directory: Path) -> bool:
-    """Whether this system keeps what the module says, for files of a directory: tried with one. Blocks.
+    """Return True if this system keeps the module's promises for files of a directory: tested with one. Blocks.
 
-    What the disk says of it (it is full, say) says nothing of the system: then it is tried with a file in memory.
+    An error of the disk (it is full, say) does not count against the system: then the test uses a file in memory.
     """
     try:
         return _keeps_promises_on_disk(directory)
@@ -256,7 +256,7 @@ class Residency:
         self._byte = bytearray(1)
 
     def resident(self, descriptor: int, offset: int, count: int) -> bool:
-        """Whether all of `count` bytes at `offset` were in memory just now."""
+        """Return True if all of `count` bytes at `offset` were in memory just now."""
         if not self._cachestat:
             return self._sampled(descriptor, offset, count)
         cached_pages = self._cached_pages(descriptor, offset, count)
@@ -266,10 +266,10 @@ class Residency:
         return cached_pages == (offset + count - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
 
     def unwritten(self, descriptor: int, offset: int, count: int) -> bool:
-        """Whether all of these bytes wait in memory to be written to the device.
+        """Return True if all of these bytes are in memory and not yet written to the device.
 
-        They are then what was written to the file: what has come from the device does not wait so. False where nobody
-        can tell.
+        Such bytes are those written to the file, as bytes read from the device do not wait to be written. False if
+        unknown.
         """
         pages = (offset + count - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
         if not self._cachestat or self._cached_pages(descriptor, offset, count) is None:
@@ -283,7 +283,7 @@ class Residency:
         return self._counts[0]
 
     def _blind(self, descriptor: int, offset: int) -> bool:
-        """Whether a byte is in memory and cachestat denies it; asked again, as a thread may be reading the file."""
+        """Return True if a byte is in memory and cachestat denies it, twice: a thread may be reading the file."""
         return self._readable_now(descriptor, offset) and self._cached_pages(descriptor, offset, 1) == 0
 
     def _sampled(self, descriptor: int, offset: int, count: int) -> bool:

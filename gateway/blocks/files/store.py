@@ -40,13 +40,13 @@ from gateway.core.immutable import immutable
 from gateway.disk.atomic_write import set_aside
 
 ALIGNMENT_BYTES = 64
-"""Of headers and bytes alike: `sendfile` needs no pages, and 100 KB would be 4 % longer for them."""
+"""Alignment of headers and bytes alike: `sendfile` needs no pages, and 100 KB would be 4 % longer for them."""
 
 SEGMENT_BYTES_MAX = 16 * 1024 * 1024
-"""What is evicted at once. Larger ones save next to nothing: creating one costs less than a hundredth of filling it."""
+"""Bytes evicted at once. Larger ones save next to nothing: creating one costs less than a hundredth of filling it."""
 
 RECORDS_MAX = 1024
-"""Of tiny blocks: so many leave the index at once, and 10 million of them lie in 10,000 files, which stay open."""
+"""Limit of tiny blocks that leave the index at once; 10 million of them lie in 10,000 files, which stay open."""
 
 _SUFFIX = ".segment"
 _PADDING = bytes(ALIGNMENT_BYTES)
@@ -54,8 +54,6 @@ _PADDING = bytes(ALIGNMENT_BYTES)
 
 @immutable
 class SmallBlock:
-    """A small block, with its bytes."""
-
     block: Block
     content: memoryview
 
@@ -97,7 +95,7 @@ def place(file: str, start: int, blocks: Sequence[SmallBlock]) -> Placed:
 
 
 def walk(file: str, descriptor: int, size_bytes: int) -> Iterator[tuple[Block, Extent]]:
-    """The records of a segment of which everything is there, up to the first that is torn. Blocks.
+    """Yield the complete records of a segment, up to the first torn one. Blocks.
 
     The bytes themselves are checked when they are read.
     """
@@ -135,7 +133,7 @@ FILE_MODE = 0o600
 
 
 BUFFERS_MAX = 1024
-"""What one pwritev takes (IOV_MAX)."""
+"""Limit of one pwritev (IOV_MAX)."""
 
 BALLAST_BYTES = 1024 * 1024
 """Given up on a full disk: without any room the index could not even write down what is evicted."""
@@ -169,7 +167,7 @@ class BlockStore:
         self._maps_files = False
 
     def prepare(self) -> None:
-        """Make the directories, and find out what the system tells of files in them."""
+        """Make the directories, and test whether the system tells which pages of files stay in memory."""
         for directory in (self._data, self._partial_root, self._partial):
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         self._maps_files = page_cache.is_supported(self._partial)
@@ -180,7 +178,6 @@ class BlockStore:
             )
 
     def create_partial(self, file: str) -> BlockLease:
-        """A new file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             descriptor = os.open(self._partial / file, flags, FILE_MODE)
@@ -234,7 +231,7 @@ class BlockStore:
             os.close(descriptor)
 
     def disk_bytes(self, file: str) -> int | None:
-        """What a published file takes, in whole pages; None when it is gone."""
+        """Return the size of a published file in whole pages; None when it is gone."""
         try:
             return layout.in_pages(os.stat(self._place(file), follow_symlinks=False).st_size)
         except FileNotFoundError:
@@ -258,12 +255,12 @@ class BlockStore:
             raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
 
     def free_bytes(self) -> int:
-        """What the file system has for whoever comes first. OSError."""
+        """Return the free bytes of the file system. Raises OSError."""
         facts = os.statvfs(self._data)
         return facts.f_bavail * facts.f_frsize
 
     def try_reading(self) -> None:
-        """Have the device give a file of the directory; StoreUnavailable when it does not."""
+        """Read a file of the directory from the device; raise StoreUnavailable when that fails."""
         try:
             descriptor = os.open(self._format, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -275,7 +272,7 @@ class BlockStore:
             raise StoreUnavailable(f"the directory cannot be read: {error}") from error
 
     def try_writing(self, room_bytes: int) -> None:
-        """Have the device take something, with room for so much more; StoreUnavailable when it does not."""
+        """Write something to the device, with room for `room_bytes` more; raise StoreUnavailable when that fails."""
         path = self._partial / "probe"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -290,7 +287,7 @@ class BlockStore:
             raise StoreUnavailable(f"the directory cannot be written to: {error}") from error
 
     def keep_ballast(self) -> None:
-        """Have BALLAST_BYTES set aside in the directory; StoreUnavailable when they cannot be."""
+        """Set BALLAST_BYTES aside in the directory; raise StoreUnavailable when that fails."""
         try:
             set_aside(self._ballast, BALLAST_BYTES)
         except OSError as error:
@@ -325,14 +322,14 @@ class BlockStore:
         self._unlink(self._partial_of(worker) / file)
 
     def clean_slot(self, worker: int) -> None:
-        """Remove every partial file of a slot that nobody fills in any more."""
+        """Remove every partial file of a dead worker's slot."""
         directory = self._partial_of(worker)
         if directory.is_dir():
             for path in directory.iterdir():
                 self._unlink(path)
 
     def clean_all_slots(self) -> None:
-        """Remove every partial file there is: nobody else may have the directory open."""
+        """Remove every partial file. No other process may have the directory open."""
         for directory in self._partial_root.iterdir():
             for path in directory.iterdir():
                 self._unlink(path)
@@ -345,7 +342,7 @@ class BlockStore:
             return []
 
     def bytes_on_disk(self, number: int) -> int:
-        """What the published files in a directory take, in whole pages."""
+        """Return the size of the published files in a directory, in whole pages."""
         try:
             entries = os.scandir(self._directory(number))
         except FileNotFoundError:
@@ -357,7 +354,7 @@ class BlockStore:
         return os.path.lexists(self._place(file))
 
     def describe(self, file: str) -> ScannedFile | None:
-        """What a published file's headers say; None when the file is gone. StoreUnavailable when it cannot be read."""
+        """Read a published file's headers; None when it is gone. Raises StoreUnavailable when it is unreadable."""
         try:
             with open(self._place(file), "rb") as opened:
                 facts = os.fstat(opened.fileno())

@@ -1,8 +1,8 @@
-"""Waiting for what another process does to a file, without asking again and again: inotify(7) on the event loop.
+"""Waiting for another process's changes of a file, without polling: inotify(7) on the event loop.
 
-Growth, renaming, removal and the writer's end, a kill included, each wake whoever watches. A slow look every now and
-then is the safety net: for file systems that tell nothing, and for the moment between the kernel's word that a killed
-writer's file is closed and the release of the lock on it.
+Growth, renaming, removal and the writer's end, a kill included, each wake the watchers. A slow look every now and
+then is the safety net: for file systems that report nothing, and for the moment between the kernel's report that a
+killed writer's file is closed and the release of the lock on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 """Without any news, a watcher looks for itself this often."""
 
 LOOK_UNTOLD_SECONDS = 0.05
-"""The same where there is no inotify: every instance the user may have is taken."""
+"""Seconds between looks without inotify, when the user has no instance left."""
 
 _LOOK_AFTER_CLOSE_SECONDS = 0.001
 

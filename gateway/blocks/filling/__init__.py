@@ -1,1 +1,1 @@
-"""How blocks come to the disk: one fill for all who wait for it, from the origin or from a file that is here."""
+"""Bringing blocks to disk: one fill for all waiting readers, from the origin or from a local file."""

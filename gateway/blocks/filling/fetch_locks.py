@@ -1,24 +1,24 @@
-"""Which process fetches a block: a table of locks in memory that all processes of a cache share.
+"""Locks on blocks that processes fetch: a table in memory that all processes of a cache share.
 
-A process takes a block's lock before it fetches the block. Who finds it taken waits until it is given back, and then
-looks into the index; who waits for a large block reads the file that the holder writes.
+A process takes a block's lock before it fetches the block. A process that finds it taken waits until it is given back,
+and then looks into the index; if the block is large, it reads the file that the holder writes.
 
-    cell   u64: 0, or 1 bit somebody waits, 10 bits worker + 1, 27 bits tag of the place, 26 bits tag of the version
+    cell   u64: 0, or 1 bit "awaited", 10 bits worker + 1, 27 bits tag of the place, 26 bits tag of the version
            u64: the nonce in the name of the file that the holder writes; 0: none yet
     count  u64 for each worker, behind the cells: how many locks it has
-    until  u64 for each cell, behind the counts: until when a reader in another process is known to wait for this one
-           (ns of the monotonic clock). Who waits says so anew; whoever is gone is forgotten AWAITED_SECONDS later
+    until  u64 for each cell, behind the counts: until when a reader in another process counts as waiting for this one
+           (ns of the monotonic clock). A waiting process renews it; it expires after AWAITED_SECONDS
 
-The object, the place in it and the vary key choose a set of four cells, so that a lock is to be had for the fifth block
-of a set only when one of the others is given back: until then it is fetched without.
+The object, the place in it and the vary key choose a set of four cells, so that the fifth block of a set gets a lock
+only when one of the others is given back: until then it is fetched without.
 
-A lock is waited for as long as its holder lives and turns. A dead process has lost the kernel's lock on its wake file,
-a hung one does not beat (heartbeats.py). Who gives a holder up takes the lock over; a holder that wakes up later finds
-that it has lost it, and changes nothing. So locks only save requests: that no block is published twice, the index sees
-to, and each process writes files of its own.
+Processes wait for a lock while its holder lives and turns. A dead process has lost the kernel's lock on its wake file,
+a hung one does not beat (heartbeats.py). A process that gives a holder up takes the lock over; a holder that wakes up
+later finds that it has lost it, and changes nothing. So locks only save requests: the index prevents that a block is
+published twice, and each process writes files of its own.
 
 A set is changed under a record lock on its bytes, within one process under a mutex: record locks do not exclude
-threads. A process may be stopped in the midst of that, so nobody waits for it: after LOCK_SECONDS_MAX the block is
+threads. A process may be stopped during that, so others do not wait for it: after LOCK_SECONDS_MAX the block is
 fetched without. All this runs on the event loop.
 """
 
@@ -49,7 +49,7 @@ _WORDS = 2
 _WORD_BYTES = 8
 _SET_BYTES = WAYS * _WORDS * _WORD_BYTES
 _FIRST_WORDS = struct.Struct("@" + "Q8x" * WAYS)
-"""Of a set's cells; each word is read in one step."""
+"""The words of a set's cells; each word is read in one step."""
 _COUNTS = CELLS * _WORDS
 _UNTIL = _COUNTS + PROCESSES_MAX
 FILE_BYTES = (_UNTIL + CELLS) * _WORD_BYTES
@@ -66,14 +66,14 @@ LOCK_SECONDS_MAX = 0.1
 """Longer than any process is busy with a set, waiting for a processor included, unless it is stopped there."""
 
 _STUCK_SECONDS = 1.0
-"""So long after that, a set is tried once and not waited for: the event loop has better things to do."""
+"""Seconds for which a set that timed out is tried once without a wait, to keep the event loop free."""
 
 AWAITED_SECONDS = 1.0
-"""So long a reader is believed to wait for a block that another process fetches, though that one has begun it for
-nobody: its bytes go before those that nobody waits for (origin/traffic_meter.py)."""
+"""Seconds for which a reader counts as waiting for another process's fetch: the fetch's bytes then go before those
+without a waiting reader (origin/traffic_meter.py)."""
 
 AWAITED_LOOK_SECONDS = 0.25
-"""Who waits looks this often whether a reader waits with it, and says so."""
+"""Seconds between two looks of a waiting process whether a reader waits, which it reports."""
 
 HOLDER_SECONDS_MAX = 5.0
 """A lock is not waited for any longer, though its holder turns: the origin, or a disk, keeps it waiting. The same is
@@ -95,7 +95,7 @@ class LockKey(NamedTuple):
         return LockKey(self.set, self.tags & ~_VERSION | version)
 
     def held_by(self, worker: int) -> int:
-        """What a cell holds while a worker has this lock and nobody waits."""
+        """Return the word of a cell while a worker has this lock and no other waits."""
         return (worker + 1) << _TAG_BITS | self.tags
 
 
@@ -143,7 +143,7 @@ class FetchLocks:
         fcntl.flock(self.wake_file(worker), fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the table; may be repeated."""
         self._words.release()
         self._map.close()
         table, self._table = self._table, -1
@@ -177,11 +177,11 @@ class FetchLocks:
             self._unlock(key.set)
 
     def has(self, key: LockKey) -> bool:
-        """Whether this process has taken a lock, and not given it back; it may have lost it meanwhile."""
+        """Return True if this process has taken a lock and not given it back; it may have lost it meanwhile."""
         return key in self._held
 
     def release(self, key: LockKey) -> None:
-        """Give a lock back, and tell those who wait. One that this process has lost stays as it is."""
+        """Give a lock back, and wake waiting processes. One that this process has lost stays as it is."""
         if key not in self._held:
             return
         del self._held[key]
@@ -190,7 +190,7 @@ class FetchLocks:
         self._count()
 
     def exchange(self, key: LockKey, other: LockKey) -> None:
-        """Give a lock back, and tell those who wait; have another one, of the same place, instead."""
+        """Give a lock back, wake waiting processes, and take another one of the same place instead."""
         if key not in self._held:
             return
         if self._change(key, other.held_by(self.worker)):
@@ -226,12 +226,12 @@ class FetchLocks:
     # Waiting
 
     def holder(self, key: LockKey) -> int | None:
-        """The worker that has a lock now, dead or alive; None: nobody."""
+        """Return the worker that has a lock now, dead or alive, or None."""
         cell = self._cell_of(key)
         return _holder(self._words[cell]) if cell is not None else None
 
     def turns(self, worker: int) -> bool:
-        """Whether a worker is to be waited for: its process lives, and does not hang."""
+        """Return True if a worker's process lives and does not hang."""
         if worker == self.worker:
             return True
         if self._heartbeats.is_hung(worker):
@@ -244,7 +244,7 @@ class FetchLocks:
         return False
 
     def is_awaited(self, key: LockKey) -> bool:
-        """Whether a reader in another process waits for what this one does under its lock."""
+        """Return True if a reader in another process waits for this one's work under its lock."""
         cell = self._held.get(key)
         if cell is None:
             return False
@@ -254,8 +254,8 @@ class FetchLocks:
         return self._words[cell] & ~_AWAITED == key.held_by(self.worker)
 
     def await_change(self, key: LockKey, holder: int, *, is_reader: bool = False) -> bool:
-        """Have the holder tell of the next change of its lock; False when it has it no more. `is_reader`: a reader
-        waits, which the holder is to know (`is_awaited`)."""
+        """Make the holder report the next change of its lock; return False when it has lost it. `is_reader`: tell it
+        that a reader waits (`is_awaited`)."""
         if not self._lock(key.set):
             return self.holder(key) == holder
         try:
@@ -277,9 +277,9 @@ class FetchLocks:
         is_abandoned: Callable[[], bool] = lambda: False,
         is_reader: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Wait until a lock is given back, or nobody wants it any more; False: its holder is to be given up.
+        """Wait until a lock is given back or `is_abandoned` returns True. Return False if its holder must be given up.
 
-        `is_reader` says at each look whether a reader waits.
+        Each look calls `is_reader` to learn whether a reader waits.
         """
         deadline = time.monotonic() + HOLDER_SECONDS_MAX
         with watcher.watch(self.wake_file(holder)) as watch:
@@ -330,7 +330,7 @@ class FetchLocks:
         if holder == given_up and holder != self.worker:
             self._take_free(key, cell)
             return self.worker
-        if holder == self.worker and key not in self._held:  # it was to be given back, which is not due any more
+        if holder == self.worker and key not in self._held:  # a pending release, which is not due any more
             self._unreleased.discard(key)
             self._held[key] = cell
             self._count()
@@ -349,9 +349,9 @@ class FetchLocks:
         return next((cell for cell, content in self._cells(number) if not self.turns(_holder(content))), None)
 
     def _change(self, key: LockKey, content: int, nonce: int = 0) -> bool:
-        """Change the cell of a lock, if this process has it still, and tell those who wait.
+        """Change the cell of a lock, if this process still has it, and wake waiting processes.
 
-        False when the set is not to be had now.
+        Return False when the set cannot be locked now.
         """
         if not self._lock(key.set):
             return False
@@ -384,7 +384,7 @@ class FetchLocks:
         self._words[_COUNTS + self.worker] = len(self._held)
 
     def _notify(self, worker: int) -> None:
-        with suppress(OSError, StoreUnavailable):  # those who wait look for themselves a little later
+        with suppress(OSError, StoreUnavailable):  # waiting processes look for themselves a little later
             os.utime(self.wake_file(worker))
 
     def _lock(self, number: int) -> bool:

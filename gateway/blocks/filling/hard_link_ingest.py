@@ -38,10 +38,10 @@ class OfferedFile:
 
 
 def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption | None:
-    """What has to be entered for a file on a slot's account; None where no block lies wholly in it.
+    """Return the records of a file on a slot's account; None if no block lies wholly in it.
 
-    StoreUnavailable when it cannot be read. Reads what has no checksums yet. All of the file takes room, also what lies
-    behind the bytes.
+    Reads bytes without checksums; raises StoreUnavailable when that fails. The whole file takes room, also behind the
+    bytes.
     """
     try:
         records = list(_records(offered, block_size_bytes))

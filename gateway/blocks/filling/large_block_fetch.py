@@ -34,13 +34,13 @@ FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 
 @dataclass(slots=True)
 class BlockWriter:
-    """Writes what comes. `checksums` are of the bytes that were given to be written. `write` and `publish` block.
+    """Writes incoming bytes. `checksums` cover the bytes given to be written. `write` and `publish` block.
 
-    The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So that a
-    folio waits to be written to the device shows that its bytes are those given only from `unwritten_from` on: from
-    where on no folio had been written to the device, and may have come back from there, before more was written to it.
-    That is looked for before each write, wherever it writes: whoever asks whether bytes wait to be written, and then
-    whether they lie from there on, is right.
+    The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So a folio
+    that waits to be written to the device has the given bytes only from `unwritten_from` on: behind it no folio had
+    been written to the device, and could come back from there, before more was written to it. Each write checks that
+    before it, wherever it writes: so a caller may ask whether bytes wait to be written, and then whether they lie
+    behind it.
     """
 
     directory: BlockDirectory
@@ -79,17 +79,17 @@ class BlockWriter:
 
 
 FOLLOWED_BYTES = 256 * 1024
-"""What is written in one go while readers wait for it: the trip to a disk thread costs as much as the writing."""
+"""Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""The same where nobody waits yet: a buffer of this size for each fetch, of which there are fewer."""
+"""Bytes of one write without a waiting reader: each fetch has such a buffer, and there are fewer fetches."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
 ABANDON_SECONDS_MAX = 1.0
 
 BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
-"""What waits for the next fetches: memory that was touched before costs no page faults."""
+"""Limit of buffers kept for later fetches: memory that was touched before costs no page faults."""
 
 
 @dataclass(slots=True)
@@ -129,10 +129,8 @@ class LargeBlockFetcher:
     buffers: Buffers = field(default_factory=Buffers)
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
-        """Have all bytes, and their publication under way: `persisted`.
-
-        BlockPublished when another process was first, NotKept when the block is not to be kept; else what made it fail.
-        """
+        """Fetch all bytes and begin their publication (`persisted`). Raises failures, BlockPublished when another
+        process was first, and NotKept when the block must not be kept."""
         started, directory = self.clock.monotonic(), self.directory
         wanted = fetch.purpose is Purpose.WARM
         begun = await self.threads.index_or_undo(
@@ -191,7 +189,7 @@ class LargeBlockFetcher:
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
-        """The file stays open for whoever reads it next. Kept before it is known: once it is, it may be evicted."""
+        """Publish the file, and keep it open for the next reader; first keep it, as a published file may be evicted."""
         name, is_used = writer.filled.reservation.file, False
         self.open_files.keep(name, file)
         try:
@@ -202,7 +200,7 @@ class LargeBlockFetcher:
                 self.open_files.drop(name)
 
     async def _abandon(self, filled: FillFile) -> None:
-        """Have the file removed; readers do not wait for that where another process keeps the index locked."""
+        """Remove the file; readers do not wait for that while another process keeps the index locked."""
         removing = asyncio.ensure_future(self.threads.index_later(self.directory.discard, filled.reservation))
         removing.add_done_callback(self._abandoned)
         await asyncio.wait((removing,), timeout=ABANDON_SECONDS_MAX)
@@ -220,17 +218,17 @@ class LargeBlockFetcher:
     # Following another process
 
     async def follow(self, fetch: InflightFetch, lock: LockKey, holder: int) -> bool:
-        """Read what the holder of the lock writes, as it comes, until all is here or the lock is given back.
+        """Read the file that the lock's holder writes, as it grows, until it is complete or the lock is given back.
 
-        False: the holder is to be given up: it is dead, hangs, or nothing has come for HOLDER_SECONDS_MAX.
-        StoreUnavailable when the bytes are not what it wrote.
+        Return False if the holder must be given up: it is dead, hangs, or has brought no bytes for HOLDER_SECONDS_MAX.
+        Raises StoreUnavailable when the bytes differ from those written.
         """
         nonce = await self._shown_file(fetch, lock, holder)
         if not nonce:
             return nonce is not None
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
         file = await self.threads.open(self.directory.store.open_of, holder, name)
-        if file is None:  # it is published and evicted, abandoned, or removed by somebody else
+        if file is None:  # it is published and evicted, abandoned, or removed by a user
             return False
         try:
             return await self._read_on(fetch, lock, holder, file)
@@ -240,7 +238,7 @@ class LargeBlockFetcher:
             file.close()
 
     async def _shown_file(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
-        """Wait until a holder has a file; 0 when it has given the lock back, None when it is to be given up."""
+        """Wait until a holder has a file; return 0 if it has given the lock back, None if it must be given up."""
         deadline = time.monotonic() + HOLDER_SECONDS_MAX
         with self.watcher.watch(self.locks.wake_file(holder)) as watch:
             while not fetch.is_abandoned:
@@ -275,7 +273,7 @@ class LargeBlockFetcher:
 
 
 def complete_bytes(file: BlockLease, block: Block) -> int:
-    """How much of a growing file lies in chunks that are written whole, by the file's length."""
+    """Return the length of a growing file's complete chunks, by the file's size."""
     written = os.fstat(file.descriptor).st_size - layout.data_offset(block)
     if written >= block.length:
         return block.length

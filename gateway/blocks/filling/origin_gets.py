@@ -2,11 +2,11 @@
 
 A `PinnedGet` brings bytes of one version: pinned by If-Match, checked, and resumed where they broke off.
 
-An unpinned GET reads an object of which nothing is known, so that the origin is asked for version and bytes at once.
-Which block the bytes are of shows in the answer, so that fetches cannot be shared before it. Until then one process has
-the lock of the place (fetch_locks.py): those who learn the version in another way wait before they begin to fetch the
-same bytes. Until the fetch has ended, when the bytes can be found, nobody else sends an unpinned GET: others ask for
-the version, and share the fetch.
+An unpinned GET reads an unknown object: it asks the origin for version and bytes at once. Its answer shows to which
+block the bytes belong, so fetches cannot be shared before it. Until then one process has the lock of the place
+(fetch_locks.py): readers that learn the version in another way wait before they begin to fetch the same bytes. Until
+the fetch has ended, when the bytes can be found, no other reader sends an unpinned GET: others ask for the version, and
+share the fetch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ KNOWN_EMPTY_MAX = 16_384
 
 @dataclass(slots=True)
 class UnpinnedGet:
-    """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it.
+    """The exclusive right to fetch bytes of an unknown version.
 
-    A context manager: the version is being found out as long as its body lasts. `turns` bounds how many of a process
-    are under way: one is to be held from the question until a fetch has taken the answer, because each answer that
-    waits has some of its body in memory.
+    A context manager: the version becomes known within its body. `turns` bounds those of a process: its caller holds
+    one from the question until a fetch has taken the answer, because each waiting answer has some of its body in
+    memory.
 
-    To be called `known_empty` where there were no bytes: then the version is asked for first the next time; and `whole`
-    where all bytes have come with the version.
+    Set `known_empty` if there were no bytes: the next time the version is asked for first. Set `whole` if all bytes
+    came with the version.
     """
 
     locks: FetchLocks
@@ -70,9 +70,9 @@ class UnpinnedGet:
             self.locks.release(self.lock)
 
     def becomes(self, lock: LockKey) -> bool:
-        """Have a block's lock take the place of this one, until it is let go of; False when it is of another place.
+        """Replace the lock by a block's lock, until it is released; return False when that is of another place.
 
-        The version is known then: who waits for that goes on.
+        The version is known then, so waiting readers continue.
         """
         if self.lock.version or lock.of_version(self.lock.version) != self.lock:
             return self.lock == lock
@@ -81,9 +81,9 @@ class UnpinnedGet:
         return True
 
     def is_over(self) -> None:
-        """Who waits for the version goes on; until the fetch has ended, if there is one, nobody sends such a GET.
+        """Let readers that wait for the version continue; no such GET is sent before the fetch, if any, has ended.
 
-        Where the answer was `whole`, they go on when the fetch has ended: until then they would wait for the bytes.
+        If the answer was `whole`, they continue when the fetch has ended, as they would wait for its bytes anyway.
         """
         if self._holders > 1 and not self.lock.version and not self.whole:
             self.becomes(self.lock.of_version(FETCHED))
@@ -94,7 +94,7 @@ class UnpinnedGet:
 class UnpinnedResponse:
     """A good answer to an unpinned GET; `range` are the bytes of the object that its body holds.
 
-    Whoever has it made closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
+    Its maker closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
     it for long after: it holds the response, with what has come of its body, no longer than it is of use.
     """
 
@@ -132,7 +132,7 @@ class UnpinnedResponse:
 
 @dataclass(slots=True)
 class UnpinnedGets:
-    """Those of one process, and how it sees those of others. Event loop only."""
+    """Unpinned GETs of one process, with its view of those of others. Event loop only."""
 
     locks: FetchLocks
     watcher: FileWatcher
@@ -141,7 +141,7 @@ class UnpinnedGets:
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
     def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        """The caller, and nobody else, finds out the version at `offset`; None: somebody does. To be entered."""
+        """Return the right to find out the version at `offset`, to be entered; None: another caller has it."""
         lock = lock_of_place(object_id, offset, headers)
         taken = lock in self._known_empty or lock in self._own or self.locks.has(lock)
         if taken or self.locks.take(lock) != self.locks.worker:
@@ -158,7 +158,7 @@ class UnpinnedGets:
         return lock in self._own or self._holder_elsewhere(lock) is not None
 
     async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
-        """Wait until nobody finds out the version at these bytes; False: nobody did, or is to be waited for."""
+        """Wait until the version at these bytes is found out; False: it is not being found out, or not in time."""
         lock = lock_of_place(layout.object_id(key), offset, headers)
         own = self._own.get(lock)
         if own is not None:
@@ -192,7 +192,7 @@ _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 
 
 class WrongAnswer(OriginBodyError):
-    """The origin answered with something else than what was asked for: asking again would not help."""
+    """The origin's answer does not match the question: asking again would not help."""
 
 
 class RangeIgnored(WrongAnswer):
@@ -220,7 +220,7 @@ class PinnedGet:
     _unpinned: bool = False
 
     def begin_with(self, answer: UnpinnedResponse | None) -> None:
-        """Have the first answer be one that has come already, if it fits; it was judged when it came."""
+        """Begin with an answer that has arrived already, if it fits; it was checked on arrival."""
         self._response = answer.take(self.range) if answer is not None else None
         self._unpinned = self._response is not None
         if self._response is not None:
@@ -285,7 +285,7 @@ class PinnedGet:
             await response.aclose()
 
     def _taken(self, piece: bytes | memoryview, length: int) -> bytes | memoryview:
-        """What is wanted of a piece, counted and checked. WrongAnswer where the body is not what was promised."""
+        """Return the wanted part of a piece, counted and checked. Raises WrongAnswer."""
         left = length - self._received
         if len(piece) > left:
             if not self._unpinned:
@@ -306,7 +306,7 @@ def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRang
     """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
 
     A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
-    object's own: whoever re-coded the bytes on the way cannot also keep the length.
+    object's own: a proxy that re-codes the bytes cannot also keep the length.
     """
     headers = response.headers
     if _bare(headers.get("etag", "")) != _bare(version.etag):
@@ -356,5 +356,5 @@ class BodyCheck:
         return None
 
     def holds(self) -> bool:
-        """Whether the bytes seen are the whole object, as it was promised."""
+        """Return True if the bytes seen are the whole object, as promised."""
         return self._running.digest() == self._expected

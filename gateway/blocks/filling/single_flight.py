@@ -1,11 +1,11 @@
 """One fetch per missing block, however many readers and processes wait for it.
 
-A fetch is a task of its own: readers come and go, the fetch goes on to the end of its block, because what has been
-asked of the origin is paid for. One that still waits for its turn when its last reader leaves is not begun. Readers
+A fetch is a task of its own: readers come and go, the fetch goes on to the end of its block, because the request is
+paid for. One that still waits for its turn when its last reader leaves is not begun. Readers
 that send other headers to the origin never share a fetch: the origin may answer them differently.
 
 Over processes, the one that has the block's lock fetches it. The others wait, of a large block while they read the file
-that grows; whoever does not turn is not waited for (fetch_locks.py).
+that grows; they do not wait for a hung process (fetch_locks.py).
 
 All state belongs to the event loop; nothing here awaits between looking and acting.
 """
@@ -45,7 +45,7 @@ class BlockPublished(ForebayError):
 
 
 class MovedToFile(Exception):
-    """The block that was being read from memory lies in a file now: go on there. Whoever goes on holds the file."""
+    """The block that was being read from memory lies in a file now: go on there. The catcher then holds the file."""
 
     def __init__(self, extent: Extent, file: BlockLease) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ def fetch_key(block: Block, headers: Mapping[str, str]) -> FetchKey:
 class InflightFetch:
     """One block that is fetched: `available` bytes from its start can be read.
 
-    They lie in `content`, of a small block; else in `file`. Whoever got it from `SingleFlight` is a user of it until
-    `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
-    verification as long as it waits to be written to the device (large_block_fetch.py): ask that first, for it may be
-    less any time.
+    They lie in `content`, of a small block; else in `file`. A reader that got it from `SingleFlight` is a user of it
+    until `leave`: the file stays open that long. Bytes that this process has written to it from `unwritten_from` on
+    need no verification while they wait to be written to the device (large_block_fetch.py): check that first, for they
+    may be fewer any time.
 
-    When all is here, a block still has to be published: then `persisted` is done, and `kept` says whether the disk took
+    A complete block still has to be published: then `persisted` is done, and `kept` is True if the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
 
@@ -122,7 +122,7 @@ class InflightFetch:
 
     @property
     def extent(self) -> Extent:
-        """Where the available bytes lie, with the checksums of their chunks."""
+        """The place of the available bytes, with the checksums of their chunks."""
         return Extent("", data_offset(self.block), self.block.length, bytes(self._checksums.packed))
 
     @property
@@ -143,11 +143,11 @@ class InflightFetch:
     # For readers.
 
     def was_denied_another(self, error: OriginBusy) -> bool:
-        """Whether it failed for want of connections of another account than the caller's, who may ask for himself."""
+        """Return True if it failed for lack of another account's connections; the caller's account may have some."""
         return error is self._failure and self.account != ACCOUNT.get()
 
     def enter(self, purpose: Purpose = Purpose.LIVE) -> None:
-        """`purpose`: what the bytes are wanted for; to be said again by whoever leaves."""
+        """Count a user with this `purpose`; the user names it again on leaving."""
         self._users += 1
         self._readers += purpose is Purpose.LIVE
 
@@ -181,9 +181,9 @@ class InflightFetch:
         return self._next_change()
 
     def _next_change(self) -> asyncio.Future[None]:
-        """One for each who waits: who is cancelled while he waits takes his own along, and no other."""
+        """Return a future of the caller's own: a cancelled caller cancels no other."""
         waiter = asyncio.get_running_loop().create_future()
-        if len(self._waiters) > 2 * self._users:  # of readers that have left
+        if len(self._waiters) > 2 * self._users:  # drop those of readers that have left
             self._waiters = [one for one in self._waiters if not one.done()]
         self._waiters.append(waiter)
         return waiter
@@ -202,10 +202,11 @@ class InflightFetch:
     def advance(
         self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: Callable[[], int] | None = None
     ) -> None:
-        """So much is written to a file, with the checksums of its complete chunks; `unwritten_from` is of this file.
+        """Announce the bytes written to a file, with the checksums of its complete chunks; `unwritten_from` is of this
+        file.
 
-        A file that was begun anew first comes to where readers are. Files of before stay open: readers may be sending
-        from them.
+        A file that was begun anew must first reach the readers' position. Earlier files stay open: readers may be
+        sending from them.
         """
         complete_bytes = checksums.complete_bytes
         if complete_bytes <= self.available:
@@ -250,11 +251,11 @@ def _by_nobody() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetchers:
-    """What fetches blocks, and by which they are shared: blocks of at most `packed_bytes_max` are small."""
+    """The fetchers and their shared parts: blocks of at most `small_object_bytes_max` are small."""
 
     small: SmallBlockFetcher
     large: LargeBlockFetcher
-    packed_bytes_max: int
+    small_object_bytes_max: int
     directory: BlockDirectory
     locks: FetchLocks
     watcher: FileWatcher
@@ -262,7 +263,7 @@ class Fetchers:
     observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
-        return block.length <= self.packed_bytes_max
+        return block.length <= self.small_object_bytes_max
 
     @property
     def writable(self) -> bool:
@@ -286,7 +287,7 @@ class SingleFlight:
         self._ahead = 0
         self._fetches: dict[FetchKey, InflightFetch] = {}
         self.refused: OrderedDict[bytes, None] = OrderedDict()
-        """The ids of blocks that this process had of late, and that the disk did not take."""
+        """Ids of recently fetched blocks that the disk did not take."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def join(self, block: Block, headers: Mapping[str, str], purpose: Purpose = Purpose.LIVE) -> InflightFetch | None:
@@ -297,18 +298,18 @@ class SingleFlight:
         return fetch
 
     def has(self, block: Block, headers: Mapping[str, str]) -> bool:
-        """Whether this process fetches a block, or waits for who does."""
+        """Return True if this process fetches a block, or waits for another process that does."""
         return fetch_key(block, headers) in self._fetches
 
     def is_anywhere(self, block: Block, headers: Mapping[str, str]) -> bool:
         return self.has(block, headers) or self._fetchers.locks.holder(_lock_of(block, headers)) is not None
 
     def fetches_for_readers(self) -> bool:
-        """Whether this process fetches a block because a reader has come to it."""
+        """Return True if this process fetches a block because a reader has come to it."""
         return any(fetch.purpose is Purpose.LIVE for fetch in self._fetches.values())
 
     def all_arrived(self, block: Block, headers: Mapping[str, str]) -> bool:
-        """Whether the block is being published: its fetch has every byte."""
+        """Return True if the block's fetch has every byte: the block is being published."""
         fetch = self._fetches.get(fetch_key(block, headers))
         return fetch is not None and fetch.all_arrived
 
@@ -335,7 +336,7 @@ class SingleFlight:
     def start_inline(
         self, block: Block, slot: str, headers: Mapping[str, str], response: UnpinnedResponse
     ) -> memoryview | None:
-        """A new fetch that has all it needs, for nobody to wait for; its content. None where it is no such one."""
+        """Finish a new fetch without a wait, if the response has all of it, and return its content; else None."""
         fetch = InflightFetch(block, slot, headers, Purpose.LIVE, None, response)
         if fetch.key in self._fetches:
             return None
@@ -363,7 +364,7 @@ class SingleFlight:
             await asyncio.gather(*self._tasks, *self._persisting, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel every fetch and wait for its task. What has arrived still goes to disk."""
+        """Cancel every fetch and wait for its task. Bytes that have arrived still go to disk."""
         for task in self._tasks:
             task.cancel()
         await self.settle()
@@ -440,11 +441,11 @@ class SingleFlight:
                 fetchers.locks.release(lock)
 
     async def _take_lock(self, fetch: InflightFetch, lock: LockKey) -> bool:
-        """Wait until no other process fetches the block; whether it is to be fetched here. BlockPublished."""
+        """Wait until no other process fetches the block; True: this one must. Raises BlockPublished."""
         fetchers, waited, given_up = self._fetchers, False, None
         while not fetch.is_abandoned:
             holder = fetchers.locks.take(lock, given_up)
-            # Looked up again under the lock: whoever had it before has entered the block before giving it back.
+            # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if fetchers.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
                     return False
@@ -454,7 +455,7 @@ class SingleFlight:
             if not fetchers.writable:
                 raise fetchers.refuse()
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
-                return False  # it is on its way, and nobody here waits for it yet
+                return False  # it is on its way, and no reader here waits for it yet
             if not waited:
                 fetchers.observer.coalesced(fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)
@@ -463,7 +464,7 @@ class SingleFlight:
         return False
 
     async def _wait(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
-        """Wait for another process that fetches a block; the process, where it is to be given up."""
+        """Wait for another process that fetches a block; return the process if it must be given up."""
         fetchers = self._fetchers
         if fetchers.is_small(fetch.block):
             ended = await fetchers.locks.released(

@@ -1,16 +1,16 @@
 """Fetching small blocks: into memory, given to their readers from there, then many at once appended to a segment.
 
-    room reserved (index) → bytes written behind what is there → blocks entered and room counted (index)
+    room reserved (index) → bytes appended → blocks entered and room counted (index)
 
-Each slot has one segment at a time that this process appends to; which, only this process knows. So nobody else ever
-appends to it, a restarted process begins others, and sealing one is to forget it. The file is not kept open: it may be
-evicted like any other, and is gone then. All of this blocks and belongs on the index thread.
+Each slot has one segment at a time that this process appends to; only this process knows it. So no other process
+appends to it, a restarted process begins others, and sealing one means forgetting it. The file is not kept open: it may
+be evicted like any other, and is gone then. All of this blocks and belongs on the index thread.
 
-What lies in memory is bounded, from the first byte
-that comes of a block until it is written: beyond that, fetching goes no faster than the disk takes it.
+The memory for blocks is bounded, from a block's first byte until it is written: beyond that, fetching goes no faster
+than the disk takes it.
 
-Nobody waits for the disk but the other processes, which find the block in the index once it is written, and slow
-readers, who go on from there. A disk that does not take it costs its readers nothing.
+Only other processes wait for the disk, as they find the block in the index once it is written, and slow
+readers, which go on from there. A disk that does not take it costs its readers nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ROUNDS_MAX = 100
 
 @immutable
 class _Alike:
-    """What blocks of one segment have in common: slot, `wanted` and pin, as of records.Reservation."""
+    """Common properties of a segment's blocks: slot, `wanted` and pin, as of records.Reservation."""
 
     slot: str
     wanted: bool
@@ -69,7 +69,7 @@ class _Segment:
         return self.records == 0
 
     def fitting(self, blocks: Sequence[SmallBlock]) -> int:
-        """How many of the blocks there is room for; in a new segment for one at least."""
+        """Return the number of blocks that fit; in a new segment one at least."""
         room_bytes = self.room_bytes - self.size_bytes
         count = 0
         for small in blocks[: RECORDS_MAX - self.records]:
@@ -82,7 +82,7 @@ class _Segment:
 
 @immutable
 class Appended:
-    """How many blocks were appended, and what had to go for them."""
+    """Number of appended blocks, and the evictions for them."""
 
     blocks: int
     evicted: Evicted
@@ -90,8 +90,6 @@ class Appended:
 
 @dataclass(slots=True)
 class SegmentAppender:
-    """One process's segments."""
-
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
@@ -158,7 +156,7 @@ class SegmentAppender:
 
 
 GATHERING_SECONDS = 0.01
-"""How long the first of a batch waits for others; a process that waits for the object waits as long."""
+"""Seconds for which the first of a batch waits for others; a process that waits for the object waits as long."""
 
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_BLOCKS = 256
@@ -167,7 +165,7 @@ BATCH_BLOCKS = 256
 _LOOK_SECONDS = 0.5
 
 HELD_BYTES_MAX = 32 * 1024 * 1024
-"""Of small blocks in memory, all that one process has: what comes in 30 ms at 1 GB/s, and is written meanwhile."""
+"""Limit of one process's small blocks in memory: 30 ms at 1 GB/s, and they are written meanwhile."""
 
 
 @immutable
@@ -185,7 +183,7 @@ class Waiting:
 
 
 class GroupCommitWriter:
-    """What one process writes of small objects. Event loop only."""
+    """The writer of one process's small objects. Event loop only."""
 
     def __init__(
         self,
@@ -232,7 +230,7 @@ class GroupCommitWriter:
         self._eased.set()
 
     def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
-        """Have a block written, in good time, for which room was taken; that is given back when it has persisted."""
+        """Write a block soon. Its room, already taken, is given back when it has persisted."""
         waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._pumping is None:
@@ -318,7 +316,7 @@ class GroupCommitWriter:
 
 GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
-"""Readers are told of this much, or of all that has come in this time: mostly once, when the block is complete."""
+"""Readers learn of this many bytes, or of all that came in this time: mostly once, when the block is complete."""
 
 MAPPED_BYTES_MIN = 256 * 1024
 """From this size on a buffer is a mapping of its own: freed, it is the kernel's again. malloc keeps what it has
@@ -337,10 +335,10 @@ class SmallBlockFetcher:
     retries: int
 
     def fetch_inline(self, fetch: InflightFetch) -> bool:
-        """Do it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
+        """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
 
-        Then nothing is left but that it be written. The GET's lock, which nobody else can have had meanwhile, ends with
-        the fetch.
+        Only writing it remains then. The GET's lock, which no other process can have had meanwhile, ends with the
+        fetch.
         """
         response, block = fetch.response, fetch.block
         if response is None or not self.writer.has_room(block.length):
@@ -355,7 +353,7 @@ class SmallBlockFetcher:
         return True
 
     async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
-        """Have all bytes, and have them written soon: `persisted`. Raises what made it fail."""
+        """Fetch all bytes and write them soon (`persisted`). Raises failures."""
         started, block = self.clock.monotonic(), fetch.block
         whole = ByteRange(block.offset, block.range.last)
         get = PinnedGet(
@@ -396,7 +394,7 @@ class SmallBlockFetcher:
         fetch.give(content, received)
 
     def move(self, fetch: InflightFetch) -> None:
-        """Have those who still read a block go on from its file; where that cannot be, it stays in memory for them."""
+        """Let the block's readers go on from its file; if that is impossible, it stays in memory for them."""
         try:
             extent = self.directory.index.lookup(fetch.block.id)
             # Opened here and now: a file that has just been written costs no look at the disk.
@@ -404,7 +402,7 @@ class SmallBlockFetcher:
         except (
             BlockDamaged,
             StoreUnavailable,
-        ):  # evicted already, or the disk fails: whoever fetches next will meet it
+        ):  # evicted already, or the disk fails: the next fetch will meet it
             return
         if extent is not None and file is not None:
             fetch.move(file, extent)
@@ -412,7 +410,7 @@ class SmallBlockFetcher:
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:
-    """Whether a block that is a whole object has the checksum that came with it, if one did."""
+    """Return False if a block that is a whole object does not match the checksum that came with it."""
     check = BodyCheck.of(headers) if block.length == block.version.size_bytes else None
     if check is None:
         return True

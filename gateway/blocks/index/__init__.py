@@ -1,1 +1,1 @@
-"""What there is: the LMDB tables that all worker processes share, and who of it must go when room is needed."""
+"""The LMDB tables of blocks, which all worker processes share, and the choice of blocks to evict."""

@@ -1,18 +1,18 @@
-"""Room for blocks: how much there is, and which slot gives up files until what is asked for fits.
+"""Room for blocks: its size, and the slots that give up files until a new block fits.
 
 A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
-that has borrowed most gives back first, whoever asks: so a slot always gets what it is guaranteed, no scan pushes
+that has borrowed most gives back first, for any slot: so a slot always gets its guarantee, no scan pushes
 others out of more than it is entitled to, and slots without guarantees end up with equal parts. For instance with room
-for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20. Which of its
-files go, its policy says (policies.py).
+for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20. Its policy
+chooses the files (policies.py).
 
-The index has a budget too: when it takes more, for each block that comes one goes at least, of the slot that brings it,
-or of the one with most blocks where that one has less than its part.
+The index has a budget, too: above it, each new block evicts one at least, of its own slot,
+or of the slot with most blocks if its own has less than its part.
 
-`Share` and `SlotUsage` say what each slot may take of the cache directory, and what it has taken. A `Reserve` is room
-on the disk that others have a right to and have not taken yet: the cache grows no further than up to it. The write-back
-buffer is such another. Where other files on the disk leave less than that, fills evict for what they bring, and as much
-again, until it is there. `WrittenBytes` are what a thread has written that goes to a device.
+`Share` and `SlotUsage` are each slot's limits in the cache directory and its usage. A `Reserve` is free room on the
+disk to which others, as the write-back buffer, have a right: the cache does not grow into it. While other files on the
+disk leave less than that, fills evict their own size, and as much again. `WrittenBytes` counts a thread's writes to a
+device.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class Capacity:
         object.__setattr__(self, "guaranteed_bytes", sum(share.guaranteed_bytes for share in self.shares.values()))
 
     def share(self, slot: str) -> Share:
-        """What a slot may take. One that is configured no more has no guarantee."""
+        """Return a slot's share. An unconfigured slot has no guarantee."""
         return self.shares.get(slot, Share())
 
     def obtainable_bytes(self, slot: str) -> int:
-        """What a slot can have at most, pins aside, when others need all that they are guaranteed."""
+        """Return the most that a slot can have, without its pins, when others need all of their guarantees."""
         others_bytes = self.guaranteed_bytes - self.share(slot).guaranteed_bytes
         limit_bytes = self.share(slot).limit_bytes
         room_bytes = self.total_bytes - others_bytes
         return room_bytes if limit_bytes is None else min(limit_bytes, room_bytes)
 
     def lowered_to(self, total_bytes: int) -> Capacity:
-        """The same shares in proportion, of a directory that for now can hold less."""
+        """Return the same shares in proportion, for a directory that can hold less for now."""
         if total_bytes >= self.total_bytes:
             return self
         part = total_bytes / self.total_bytes
@@ -85,7 +85,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class SlotUsage:
-    """What one slot has on disk, and what is set aside for its fills in progress; `pinned_bytes` of the former stay."""
+    """A slot's bytes on disk, and those reserved for its fills in progress; `pinned_bytes` of the former stay."""
 
     blocks: int = 0
     used_bytes: int = 0
@@ -114,16 +114,17 @@ def fingerprint_of(slots: Slots) -> bytes:
 
 
 LOOK_SECONDS = 0.05
-"""What a look at the file system says holds so long; what was granted since is counted."""
+"""Seconds for which a look at the file system is valid; later grants are counted."""
 
 GIVEN_BACK_TIMES = 2
-"""Of what a fill brings, so much leaves at most where room is missing."""
+"""A fill evicts at most its own size times this number where room is missing."""
 
 
 class Reserve:
-    """What one process's fills must leave free: `size_bytes`, kept up to date by whoever knows it. Index thread only.
+    """The bytes that one process's fills must leave free: `size_bytes`, which its owner keeps up to date. Index thread
+    only.
 
-    `free_bytes` says what the file system has, `promised_bytes` what fills in progress have not all written yet.
+    `free_bytes` returns the file system's free bytes, `promised_bytes` those that fills in progress have yet to write.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Reserve:
         self._looked_at = float("-inf")
 
     def capacity_for(self, needed_bytes: int, used_bytes: Callable[[], int], capacity: Capacity) -> Capacity:
-        """What the cache may have in all when it takes so much more; `used_bytes` is what it has. OSError."""
+        """Return the cache's capacity for a fill of `needed_bytes`; `used_bytes` returns its usage. Raises OSError."""
         if not self.size_bytes:
             return capacity
         now = self._monotonic()
@@ -150,7 +151,7 @@ class Reserve:
         if missing_bytes <= 0:
             self._left_bytes -= needed_bytes
             return capacity
-        self._looked_at = float("-inf")  # what leaves now is room at once
+        self._looked_at = float("-inf")  # bytes that leave now are room at once
         going_bytes = min(missing_bytes, GIVEN_BACK_TIMES * needed_bytes)
         return capacity.lowered_to(max(0, used_bytes() + needed_bytes - going_bytes))
 
@@ -204,7 +205,7 @@ _HURRY = 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transaction's outcome: whether what was asked is done, and the files that left the index for it."""
+    """Outcome of one transaction: `done` if it succeeded, and the files that left the index for it."""
 
     done: bool
     evicted: Sequence[FileRecord]
@@ -212,7 +213,7 @@ class Step:
 
 @dataclass(slots=True)
 class Holding:
-    """What a slot has taken, fills in progress included, what of it stays whatever is asked for, and what it may."""
+    """A slot's usage with fills in progress, the part of it that cannot be evicted, and its limits."""
 
     taken_bytes: int = 0
     staying_bytes: int = 0
@@ -240,7 +241,7 @@ class Holding:
 
 @dataclass(slots=True)
 class Holdings:
-    """What every slot holds, so that a fill costs the same with one slot and with a thousand.
+    """Holdings of all slots, so that a fill costs the same with one slot and with a thousand.
 
     Read from the index now and then, and kept up to date with what this process changes: the slots that a transaction
     looks at are exact, the others as they were a moment ago.
@@ -314,14 +315,14 @@ class Holdings:
         return sorted(self._by_slot, key=lambda slot: -self._by_slot[slot].blocks)
 
     def obtainable_bytes(self, asking: int, room_bytes: int) -> int:
-        """What a slot can have at most: fills in progress and pins stay, and what others hold within guarantees."""
+        """Return the most that a slot can have beside fills in progress, pins and other slots' guarantees."""
         holding = self._by_slot[asking]
         others_bytes = self.kept_bytes - holding.kept_bytes
         limit_bytes = self.capacity.total_bytes if holding.limit_bytes is None else holding.limit_bytes
         return min(room_bytes - others_bytes, limit_bytes) - holding.staying_bytes
 
     def pins_fit(self, slot: int, size_bytes: int) -> bool:
-        """Whether a slot may pin so many bytes more: within its limit, beside what others are guaranteed or pin."""
+        """Return True if a slot may pin `size_bytes` more: within its limit, beside others' guarantees and pins."""
         holding = self._by_slot[slot]
         pinned_bytes = holding.pinned_bytes + size_bytes
         if holding.limit_bytes is not None and pinned_bytes > holding.limit_bytes:
@@ -392,7 +393,7 @@ class _Room:
         return True
 
     def keep_index_below(self, index_bytes_max: int, asking: int, blocks: int) -> bool:
-        """Where the index takes more than it may, evict as many blocks as come, or more; False when none can go."""
+        """While the index exceeds its limit, evict as many blocks as come, or more; return False when none can go."""
         transaction = self._transaction
         size_bytes = transaction.size_bytes()
         if size_bytes <= index_bytes_max:

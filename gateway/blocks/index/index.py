@@ -1,17 +1,17 @@
-"""The index that all worker processes share: which blocks there are, in which order they were used, what they take.
+"""The index that all worker processes share: the blocks, the order of their use, and their sizes.
 
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `layout.py` says what is kept.
+transaction is short. `layout.py` describes the tables.
 
-Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
+Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
 
-`Pins` are prefixes whose blocks stay: never evicted, whatever their slot's policy. The file PINS says which they are;
-it is replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look
-into. A file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so what a
-removed pin has left is known and let go of in steps.
+`Pins` are prefixes whose blocks stay: never evicted, whatever their slot's policy. The file PINS lists them; it is
+replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look into. A
+file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so the files of a
+removed pin are known and released in steps.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
 
 SLACK_BYTES = 64 * 1024**2
-"""Beyond that, for what the largest transactions copy: every page that they change."""
+"""Additional address space for the largest transactions, which copy every page that they change."""
 
 BUDGET_PART = 0.75
-"""Of the map. The rest is for pages that are free, but not before the last reader of them is done."""
+"""Share of the map. The rest is for free pages that readers still hold."""
 
 TOUCHES_PER_TRANSACTION = 64
 DROPPED_PER_TRANSACTION = 64
@@ -74,13 +74,13 @@ DROPPED_PER_TRANSACTION = 64
 SHED_PART = 8
 SHED_FROM = 0.75
 SWEEPS_AFTER_SHEDDING = 16
-"""Where the map is full all the same, this part of all blocks goes: pages are free when most in them is gone.
+"""While the map is full, this part of all blocks is evicted: pages become free when most in them is gone.
 
-Not below this part of the budget: then a reader that does not end holds the pages, and nothing that goes frees any.
+Not below this part of the budget: then a reader that does not end holds the pages, and evictions free none.
 """
 
 HOLDINGS_SECONDS = 0.5
-"""How long what other processes change may go unseen where slots are compared."""
+"""Seconds for which other processes' changes may go unseen where slots are compared."""
 
 GROW_SECONDS = 600.0
 """After a full disk, the whole capacity is tried again at the latest."""
@@ -91,7 +91,7 @@ believed: twice as long each time that the disk is full again within GROW_SECOND
 know."""
 
 GROWN_PART = 2
-"""Of what is free, this part is taken at once: somebody else may want some, too."""
+"""Part of the free space that is taken at once: other programs may want some, too."""
 
 LOWERED_PART = 64
 
@@ -104,7 +104,7 @@ _WRITTEN, _CEILING, _CEILING_KEPT = b"written", b"ceiling", b"ceiling-kept"
 
 
 Standing: TypeAlias = Literal["here", "evicted", "unknown"]
-"""Whether a block is here, or was, as far as is known."""
+"""State of a block, as far as is known."""
 
 
 class IndexFull(StoreUnavailable):
@@ -147,7 +147,7 @@ class AccessLog:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the directory holds: blocks, the bytes they take on disk, and the bytes set aside for fills in progress.
+    """Usage of the directory: blocks, the bytes they take on disk, and the bytes set aside for fills in progress.
 
     `unsurveyed_bytes` lie on disk in files that the index does not know yet, `pending_unlink_bytes` in files that could
     not be unlinked. `slots` gives each slot's part.
@@ -184,7 +184,7 @@ class BlockIndex:
         self._size_bytes_max = min(int(BUDGET_PART * MAP_BYTES), size_bytes_max or MAP_BYTES)
         map_bytes = MAP_BYTES + SLACK_BYTES
         self.last_commit = LastCommit(directory)
-        """Of the index, by any process: what was looked up while it was another is looked up again."""
+        """Number of the index's last commit by any process: older look-ups are repeated."""
         self._environment = lmdb.open(
             str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=LMDB_READERS_MAX, sync=False, mode=0o600
         )
@@ -204,7 +204,7 @@ class BlockIndex:
 
     @property
     def stalled(self) -> bool:
-        """Whether another process keeps this one from writing. Any thread."""
+        """True while another process keeps this one from writing. Any thread."""
         since = self._waits_since
         return since is not None and time.monotonic() - since > STALLED_SECONDS
 
@@ -233,8 +233,7 @@ class BlockIndex:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
     def standings(self, block_ids: Iterable[bytes]) -> list[Standing]:
-        """Of each block, whether it is here, or was, which is known until its row is swept, or too much is
-        remembered."""
+        """Return each block's state. An evicted one is known until its row is swept or too many are remembered."""
         try:  # as in `rows`: this is asked for every miss
             with self._environment.begin() as transaction:
                 return [self._standing(transaction, block_id) for block_id in block_ids]
@@ -249,7 +248,7 @@ class BlockIndex:
         return "evicted" if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else "here"
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
-        """How many blocks, and how many bytes, there are of all versions of an object; so many rows are looked at."""
+        """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
         blocks = size_bytes = 0
         try:
             with self._environment.begin() as transaction:
@@ -263,7 +262,7 @@ class BlockIndex:
         return blocks, size_bytes
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
-        """Whether it knows of blocks of an object besides these, or did: `ROWS_LOOKED_AT_MAX` are looked at."""
+        """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
         try:
             with self._environment.begin() as transaction:
                 rows = islice(layout.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
@@ -273,16 +272,15 @@ class BlockIndex:
         return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         with self.reading() as transaction:
             return transaction.blocks_of_object(object_id)
 
     def has_object(self, object_id: bytes) -> bool:
-        """Whether there is a block of any version of an object.
+        """Return True if there is a block of any version of an object.
 
-        It may say so of an object that has more than `ROWS_LOOKED_AT_MAX` blocks and is being evicted whole.
+        It may be wrong for an object that has more than `ROWS_LOOKED_AT_MAX` blocks and is being evicted whole.
         """
-        try:  # as in `lookup`: this is asked for every object of which nothing is remembered
+        try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
                 rows = layout.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
@@ -384,11 +382,11 @@ class BlockIndex:
                 self._uncounted_bytes = 0
             return step
 
-    def follow(self, capacity: Capacity) -> None:
-        """Have every slot's files evicted as its share says from now on."""
+    def apply_settings(self, capacity: Capacity) -> None:
+        """Make the eviction of every slot's files follow its share from now on."""
         with self.writing() as transaction:
             for name, share in capacity.shares.items():
-                transaction.account(transaction.slot(name)).follow(share.eviction)
+                transaction.account(transaction.slot(name)).apply_settings(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
@@ -408,9 +406,9 @@ class BlockIndex:
         return step
 
     def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord], capacity: Capacity) -> int:
-        """Turn a reservation into the blocks of its file, which is in place; how many were new.
+        """Turn a reservation into the blocks of its file, which is in place; return the number of new ones.
 
-        None, when the index has all of them by now: the reservation is gone and the file is to be unlinked.
+        0 when the index has all of them by now: the reservation is gone and the file must be unlinked.
         """
         with self.writing() as transaction:
             transaction.release(reservation)
@@ -481,21 +479,20 @@ class BlockIndex:
                 transaction.set_pending_unlink(holder, size_bytes)
 
     def written_bytes(self, day: int) -> int:
-        """What fills were given room for on a day, and what the index took of the disk with that."""
+        """Return the bytes granted to fills on a day, with the index's own writes."""
         with self.reading() as transaction:
             return self._written_bytes(transaction, day)
 
     def ceiling_bytes(self, now: float) -> int | None:
-        """What the directory may hold while somebody else fills the disk; None: as much as is configured."""
+        """Return the directory's lowered limit while other programs fill the disk; None: the configured one."""
         with self.reading() as transaction:
             ceiling_bytes, _, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
-        """Have the directory hold a little less for GROW_SECONDS; False where a process has just done so.
+        """Lower the directory's limit for GROW_SECONDS; return False if a process has just done so.
 
-        Never less than half of what it held at first: a disk that is filled to the brim again and again is then left
-        as it is.
+        Never below half of the first size: a disk that other programs fill again and again is then left as it is.
         """
         with self.writing() as transaction:
             ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
@@ -514,8 +511,8 @@ class BlockIndex:
             return True
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
-        """Have the directory hold more again, as far as the file system has room."""
-        with self.reading() as transaction:  # nobody is kept from writing as long as there is none
+        """Raise the directory's limit as far as the file system has room."""
+        with self.reading() as transaction:  # without room, no writer is delayed
             if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
                 return
         with self.writing() as transaction:
@@ -536,7 +533,7 @@ class BlockIndex:
         return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
 
     def try_writing(self) -> None:
-        """Have the index take as much as a batch of blocks needs, and give it back."""
+        """Write as much to the index as a batch of blocks needs, and delete it."""
         gone = Extent(secrets.token_hex(16), 0, 0, b"")
         rows = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
         with self.writing() as transaction:
@@ -629,13 +626,13 @@ def _check_writes(written_bytes: int, capacity: Capacity) -> None:
 
 
 PINS_MAX = 1000
-"""Of those that somebody asks for."""
+"""Limit of pins that users ask for."""
 
 KEPT_FROM = 2**31
 """Their numbers have this bit: what they have left is the first to leave."""
 
 KEPT_MAX = 1000
-"""Of those that `keep_last` of slots asks for."""
+"""Limit of pins that `keep_last` of slots asks for."""
 
 FILES_PER_STEP = 64
 """A transaction of about a millisecond: others wait for it."""
@@ -645,12 +642,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PinList:
-    """What the file says: the number of every pinned prefix, and the number that the next one gets."""
+    """Content of the file: the number of every pinned prefix, and the next number."""
 
     numbers: dict[str, int]
     next_number: int = 1
     kept: frozenset[str] = frozenset()
-    """Those of them that nobody has asked for by name: the newest checkpoints (`keep_last` of a slot)."""
+    """Pins that no user named: the newest checkpoints (`keep_last` of a slot)."""
 
     def pack(self) -> bytes:
         document: dict[str, object] = {"format": _FORMAT, "next": self.next_number, "pins": self.numbers}
@@ -660,7 +657,7 @@ class PinList:
 
     @classmethod
     def unpack(cls, content: bytes) -> PinList:
-        """StoreUnavailable when nobody of this version has written it."""
+        """Raise StoreUnavailable unless this version has written the file."""
         try:
             document = orjson.loads(content)
             if document["format"] != _FORMAT:
@@ -700,8 +697,6 @@ def _whole(prefix: Prefix) -> str:
 
 
 class Pins:
-    """The pins of one cache directory."""
-
     def __init__(self, index: BlockIndex, path: Path) -> None:
         self._index = index
         self._path = path
@@ -729,7 +724,7 @@ class Pins:
             return {prefix: number for prefix, number in sorted(transaction.pins().items()) if prefix not in kept}
 
     def recover(self) -> None:
-        """Have the index know what the file says, whatever became of the index."""
+        """Bring the index in line with the file."""
         with self._index.writing() as transaction:
             known = self._read()
             if transaction.pins() != known.numbers:
@@ -753,9 +748,9 @@ class Pins:
             self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
             return number
 
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
-        """Have these prefixes be kept, and no others, besides those that somebody has pinned. The number of the pin
-        that each is under, why one is under none, and whether any is kept no more: then `let_go` does the rest."""
+    def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
+        """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
+        reasons for those without one, and whether any pin ended: then call `let_go`."""
         with self._index.writing() as transaction:
             known = self._read()
             gone = known.kept.difference(wanted)
@@ -802,7 +797,7 @@ class Pins:
             return True
 
     def let_go(self) -> Iterator[None]:
-        """Have files evicted again whose pin is gone, a step at a time."""
+        """Unpin the files of ended pins, a step at a time."""
         with self._index.reading() as transaction:
             slots = list(transaction.slots().values())
         for slot in slots:

@@ -1,12 +1,12 @@
-"""Which blocks leave first: by what was read, how long ago, and what comes back. In a transaction or in a simulation.
+"""The order in which blocks leave, by reads, their age, and returns. In a transaction or in a simulation.
 
-What is read is noted in memory (`index.AccessLog`), so that a hit writes nothing. Since when a file must have been
-unused before it may go is told from what comes back.
+Reads are noted in memory (`index.AccessLog`), so that a hit writes nothing. Returning blocks show since when a file
+must have been unused before it may go.
 
 Training reads its data set again and again, each time in another order. While an epoch runs, every block that is read
 was last read in the epoch before, so **the oldest last use among the blocks that come back marks where the epoch before
-began**. What was used since then is about to be read again; what was not has missed a whole epoch. Nobody says what an
-epoch is, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
+began**. Blocks used since then are about to be read again; the others have missed a whole epoch. No epoch is
+defined, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
 
 Time is counted in bytes read in the slot (`position`). Blocks that come back are hits, and misses that are remembered
 (`IndexTransaction.recall`): so a slot that holds a tenth of a data set learns from the other nine.
@@ -28,7 +28,7 @@ from typing import ClassVar, Protocol, Self
 from gateway.blocks.layout import FileRecord
 
 RETURNS_MIN = 16
-"""Of fewer, the oldest says too little: until then all is kept."""
+"""With fewer returns the oldest says too little: until then all is kept."""
 
 _WINDOW = struct.Struct("<QQQ")
 _ENDS = struct.Struct("<QQ")
@@ -55,20 +55,20 @@ class Window:
         self.count += 2 * (position - used_at) >= self.reach
 
     def tells(self, position: int) -> bool:
-        """Whether it still speaks of what is read at `position`: its oldest came back not half as long ago as it was
-        away. What comes back sooner does not keep old evidence alive."""
+        """Return True while the window is valid for a read at `position`: its oldest block returned less than half its
+        absence ago. Returns after a shorter absence do not keep old evidence alive."""
         return self.count > 0 and 2 * (position - self.oldest_at) <= self.reach
 
     def is_old(self, position: int) -> bool:
-        """Whether it is time to collect anew, while this one still tells."""
+        """Return True if a new window must begin while this one is still valid."""
         return 4 * (position - self.oldest_at) >= self.reach
 
 
 @dataclass(slots=True)
 class ReuseDistance:
-    """What came back of late, in the present window and the one before.
+    """Recent returns, in the present window and the one before.
 
-    `last_at` is where the latest return was, `until` says how long returns count for anything.
+    `last_at` is where the latest return was, `until` where returns cease to count.
     """
 
     current: Window = field(default_factory=Window)
@@ -87,7 +87,7 @@ class ReuseDistance:
         self.until = position + max(window.reach for window in self._telling(position))
 
     def kept_since(self, position: int) -> int | None:
-        """What was used from there on is to be kept; None when nothing has come back for as long as that had taken."""
+        """Return the position from which used blocks must be kept; None when returns have been missing for too long."""
         if position >= self.until:
             return None
         windows = self._telling(position)
@@ -130,9 +130,9 @@ _ACCOUNT = struct.Struct("<BQQ4QQQ")
 
 
 class Queue(IntEnum):
-    """Where a file stands. Policies look at MAIN and SMALL only.
+    """A file's queue. Policies look at MAIN and SMALL only.
 
-    EVICTED files are gone from the disk: that they were there is remembered, oldest first.
+    EVICTED files are gone from the disk and remembered, oldest first.
     """
 
     MAIN = 0
@@ -153,11 +153,11 @@ _BY_NUMBER = {int(eviction): eviction for eviction in Eviction}
 
 @dataclass(slots=True)
 class SlotAccount:
-    """What the index knows of a slot besides its files.
+    """The index's account of a slot besides its files.
 
-    `position` is the policy's time: bytes read in the slot. `blocks` lie in its files, `queue_bytes` is what the files
-    of each queue take on disk, `reserved_bytes` what is set aside for files that are being written. Of
-    `remembered_blocks` blocks that were evicted it is known when they were used.
+    `position` is the policy's time: bytes read in the slot. `blocks` lie in its files, `queue_bytes` is the size of
+    each queue's files on disk, `reserved_bytes` is set aside for files that are being written. The last use of
+    `remembered_blocks` evicted blocks is known.
     """
 
     eviction: Eviction = Eviction.EPOCH
@@ -184,7 +184,7 @@ class SlotAccount:
     def evictable_bytes(self) -> int:
         return self.queue_bytes[Queue.MAIN] + self.queue_bytes[Queue.SMALL]
 
-    def follow(self, eviction: Eviction) -> None:
+    def apply_settings(self, eviction: Eviction) -> None:
         """From now on another policy decides; what the one before had learned is forgotten."""
         if eviction is not self.eviction:
             self.eviction, self.reuse = eviction, ReuseDistance()
@@ -204,7 +204,7 @@ class SlotAccount:
 
 
 class PolicyView(Protocol):
-    """What a policy sees of the index, and may change."""
+    """A policy's view of the index, for reading and changing."""
 
     def account(self, slot: int) -> SlotAccount: ...
 
@@ -215,26 +215,26 @@ class PolicyView(Protocol):
         """A number higher than all that were given."""
 
     def change(self, file: FileRecord) -> None:
-        """Have a file that is known by its name stand where it says, by queue, sequence, frequency and used_at."""
+        """Move a file, known by its name, to its place by queue, sequence, frequency and used_at."""
 
     def recall(self, slot: int, block_id: bytes) -> int | None:
         """When the file of a block that was evicted was used last, where that is remembered."""
 
 
 class Policy(Protocol):
-    """What happens to a slot, in the order in which it happens."""
+    """The events of a slot, in the order in which they happen."""
 
     remembers: ClassVar[bool]
-    """Whether it asks to `recall` what was evicted."""
+    """True if it asks to `recall` evicted blocks."""
 
     def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """A new file, whose blocks were asked for and not there, as it is to be put into the index."""
+        """Return a new file, whose blocks were missing, as the index must enter it."""
 
     def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """The same for a file to which blocks of so many bytes were added."""
+        """Return a file to which blocks of `size_bytes` were added."""
 
     def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:
-        """So many bytes of a file were read."""
+        """Note that `size_bytes` of a file were read."""
 
     def victim(self, view: PolicyView, slot: int) -> FileRecord | None:
         """The file that is to go next; None when there is none."""
@@ -293,7 +293,7 @@ class Epoch:
         return self._passing(view, slot) or oldest
 
     def _may_return(self, account: SlotAccount, used_at: int | None) -> None:
-        """What comes back very soon is the next piece of one read, or is kept by the small queue."""
+        """Count a return, except a very early one: the next piece of one read, or a block of the small queue."""
         if used_at is not None and PASSING_PART // 2 * (account.position - used_at) >= account.evictable_bytes:
             account.reuse.add(account.position, used_at)
 

@@ -1,11 +1,11 @@
-"""One transaction of the index: what belongs together is changed together.
+"""One transaction of the index: related values change together.
 
 Every byte on disk is on exactly one account: a slot's usage (files in the index), a slot's reservation (files being
-written), or nobody's (files that could not be unlinked, and those that an index rebuild has not come to).
+written), or on no slot's (files that could not be unlinked, and those that an index rebuild has not come to).
 
 A file leaves the index in one step, however many blocks lie in it: the rows of its blocks count for nothing from then
 on. They are overwritten when the blocks come back, or removed by `sweep`, which goes round all rows, a few for every
-block that is entered. Until then they tell, for a policy that asks, when the blocks that come back were used last.
+block that is entered. Until then they give policies the last use of returning blocks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gateway.blocks.layout import (
 )
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
-"""Of a slot's evicted blocks; some 25 MB of rows."""
+"""Limit of a slot's remembered evicted blocks; some 25 MB of rows."""
 
 REMEMBERED_TIMES = 16
-"""So many times as many blocks as a slot holds are remembered, or a sample of as many."""
+"""Remembered blocks, or a sample of them, as a multiple of a slot's blocks."""
 
 FORGOTTEN_AT_ONCE = 64
 """Evicted files, within one transaction."""
@@ -43,7 +43,7 @@ SWEPT_MAX = 512
 """Rows that are looked at for each block that is entered, and in one transaction at least and at most."""
 
 STALE_PART = 8
-"""Below this part of the rows, those that count for nothing are left alone."""
+"""Void rows are left alone while fewer than one row in this many is void."""
 
 _TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
 _SLOTS = b"slot numbers"
@@ -51,7 +51,7 @@ _SLOTS = b"slot numbers"
 
 @dataclass(slots=True)
 class Totals:
-    """Of all slots, and what is on nobody's account: unlinks that failed, and files not yet in the index."""
+    """Totals of all slots and of files on no account: unlinks that failed, and files not yet in the index."""
 
     blocks: int = 0
     used_bytes: int = 0
@@ -80,9 +80,8 @@ class Totals:
 
 
 class IndexTransaction:
-    """One transaction's view. What changes something needs a write transaction, and `close` at its end.
-
-    `worker` names what it leaves.
+    """One transaction's view. Changes need a write transaction, and `close` at its end. `worker` owns the files that it
+    leaves.
     """
 
     def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:
@@ -137,7 +136,7 @@ class IndexTransaction:
         return account
 
     def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
-        """What is known of every slot, what policies have learned aside."""
+        """Yield every slot's account without the policies' knowledge."""
         for key, packed in layout.items(self._transaction, self._tables.state, layout.ACCOUNTS):
             slot = layout.unpack_slot(key[1:])
             yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
@@ -153,7 +152,7 @@ class IndexTransaction:
         return {key[1]: layout.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_unindexed(self, directory: int, size_bytes: int | None) -> None:
-        """What is in a directory beside what the index knows; None: it is done with."""
+        """Set the bytes in a directory that the index does not know; None: the directory is done."""
         key = layout.REBUILD + bytes([directory])
         self.totals.unindexed_bytes += (size_bytes or 0) - layout.unpack_numbers(self._get(key), 1)[0]
         if size_bytes is None:
@@ -169,7 +168,6 @@ class IndexTransaction:
         return self._described(block_id, row) if row is not None else None
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         rows = layout.items(self._transaction, self._tables.blocks, object_id)
         return [key[len(object_id) :] + key[: len(object_id)] for key, _ in rows]
 
@@ -192,7 +190,6 @@ class IndexTransaction:
                 yield described
 
     def files(self) -> Iterator[FileRecord]:
-        """Every file."""
         for _, packed in layout.items(self._transaction, self._tables.files):
             file = layout.unpack_file(packed)
             if file.queue != Queue.EVICTED:
@@ -222,7 +219,7 @@ class IndexTransaction:
         self._enter_blocks(blocks)
 
     def evict(self, file: FileRecord) -> None:
-        """Take out a file that its policy gives up; it is to be unlinked."""
+        """Take out a file that its policy gives up; the caller unlinks it."""
         account = self.account(file.slot)
         self.remove(file)
         one_in = max(1, REMEMBERED_TIMES * account.blocks // REMEMBERED_BLOCKS_MAX)
@@ -460,18 +457,17 @@ class IndexTransaction:
         return self._holders(layout.RESERVED)
 
     def pending_unlinks(self) -> dict[WorkerFile, int]:
-        """The files that are to be unlinked, by the worker that does it, and what is counted for each."""
+        """Return the pending unlinks, with their workers and counted bytes."""
         found = layout.items(self._transaction, self._tables.state, layout.PENDING_UNLINKS)
         return {layout.unpack_worker_file(key[1:]): layout.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_pending_unlink(self, holder: WorkerFile, counted_bytes: int = 0) -> None:
-        """The file is to be unlinked by this worker; `counted_bytes` are not free before it is."""
+        """Note that this worker must unlink the file; `counted_bytes` become free then."""
         self.end_pending_unlink(holder)
         self._put(layout.PENDING_UNLINKS + layout.pack_worker_file(holder), layout.pack_numbers(counted_bytes))
         self.totals.pending_bytes += counted_bytes
 
     def end_pending_unlink(self, holder: WorkerFile) -> None:
-        """The file is gone."""
         key = layout.PENDING_UNLINKS + layout.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:

@@ -1,1 +1,1 @@
-"""What a cache directory needs when it is opened, and now and then."""
+"""Opening of a cache directory, and its regular maintenance."""

@@ -1,14 +1,14 @@
-"""A cache directory that gives errors is left alone for a while: the origin serves what it would have served.
+"""A cache directory that gives errors is left alone for a while, and the origin serves in its place.
 
     well ── an error that leaves no doubt, or FAILURES_MAX others within FAILURES_SECONDS ──▶ full, read-only or failing
-    full and read-only: what is there is served, nothing is filled     failing: nothing in the directory is touched
-    after a pause, twice as long each time ── a probe of the directory ──▶ what the probe has found
+    full and read-only: cached blocks are served, nothing is filled     failing: nothing in the directory is touched
+    after a pause, twice as long each time ── a probe of the directory ──▶ the probe's result
 
 Clients never are the probe. Each process finds out for itself: a disk may fail for one and not for the other (a limit,
 an own mount). Every change is logged once. Event loop only.
 
-A full disk makes the cache smaller: the probe gives back a little, and the cache goes on with what is left as its
-capacity, so that what comes replaces what was. The index says to all processes what is left; a while later it is the
+A full disk makes the cache smaller: the probe gives back a little, and the cache goes on with the rest as its
+capacity, so that new blocks replace old ones. The index holds it for all processes; a while later it is the
 whole capacity again (`BlockIndex.lower_ceiling`).
 """
 
@@ -45,7 +45,7 @@ _log = structlog.get_logger("forebay.cache")
 
 
 class CircuitBreaker:
-    """What one process may use its cache directory for, now. `close` at the end."""
+    """One process's present permission to read and write its cache directory. `close` at the end."""
 
     def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheMetrics) -> None:
         self.readable = True
@@ -90,7 +90,6 @@ class CircuitBreaker:
         self._isolate(Trouble.FAILING, error)
 
     async def close(self) -> None:
-        """Stop probing."""
         self._closed = True
         if self._mending is not None:
             self._mending.cancel()

@@ -1,7 +1,7 @@
 """Bringing the index in line with the files: after an unclean boot, and when keys belong to other slots than before.
 
-The index can be used all the while: a block that the rebuild has not come to is a miss, and its bytes count as
-nobody's. Every step is short and complete in itself, so a rebuild that is broken off is carried on from its directory.
+The index can be used all the while: a block that the rebuild has not come to is a miss, and its bytes are on no slot's
+account. Every step is short and complete in itself, so a rebuild that is broken off is carried on from its directory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _FINGERPRINT = b"slots"
 
 
 def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
-    """Whether files are on the accounts that slots with this fingerprint give them, or will be after a rebuild."""
+    """Return True if files are on the accounts of slots with this fingerprint, or a rebuild will put them there."""
     with index.reading() as transaction:
         return transaction.counter(_FINGERPRINT) == fingerprint
 
 
 def move_between_slots(directory: BlockDirectory, slots: Slots) -> frozenset[str]:
-    """Have a rebuild put every file on the account that the slots of now give it, if others gave it to another.
+    """Begin a rebuild that puts every file on the account of its present slot, if earlier slots gave it to another.
 
-    Then the files that are being written: they may still come on the account that others gave them (`account_late`).
+    Return the files that are being written: they may still come on an earlier account (`account_late`).
     """
     index, fingerprint = directory.index, fingerprint_of(slots)
     if slots_are(index, fingerprint):
@@ -63,9 +63,9 @@ def account_late(directory: BlockDirectory, slots: Slots, begun: frozenset[str])
 def begin_rebuild(
     index: BlockIndex, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_sequence: int = 0
 ) -> None:
-    """Have directories gone through; `unknown_bytes` says of each what lies in it beside what the index knows.
+    """Begin a rebuild of directories; `unknown_bytes` gives the bytes in each that the index does not know.
 
-    One that waits for a rebuild already keeps what was said of it.
+    A directory that already waits for a rebuild keeps its number.
     """
     with index.writing() as transaction:
         waiting = transaction.unindexed()
@@ -94,7 +94,7 @@ def rebuild(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
 
 
 def _few_blocks(directory: BlockDirectory, names: Sequence[str]) -> Iterator[list[ScannedFile]]:
-    """What the files say of themselves, in portions of BLOCKS_PER_STEP blocks, or one file that holds more."""
+    """Yield the files' own descriptions, in portions of BLOCKS_PER_STEP blocks, or one file that holds more."""
     few: list[ScannedFile] = []
     blocks = 0
     for name in names:
@@ -117,7 +117,7 @@ class _Step:
     number: int
 
     def take_in(self, found: Sequence[ScannedFile]) -> dict[str, int]:
-        """Enter what is new and whole; returns what is neither, with its size, which is to be unlinked."""
+        """Enter new and intact files; return the others and their sizes, for unlinking."""
         index, superfluous = self.directory.index, {}
         described = {file.name: self._records(file) for file in found}
         with index.writing() as transaction:
@@ -151,7 +151,7 @@ class _Step:
         return [BlockRecord(block.id, extent) for block, extent in file.blocks]
 
     def put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
-        """Have a file that is in the index be on the account of the slot that its keys belong to."""
+        """Move a file in the index to the account of its keys' slot."""
         if file.blocks:
             slot = transaction.slot(self._slot_of(file))
         else:  # the header is gone, or there never was one, as in own writes: reading finds out about the rest

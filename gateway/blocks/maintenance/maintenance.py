@@ -1,4 +1,4 @@
-"""What a cache does now and then: the index learns what was used, metrics what is held, evicted files are let go."""
+"""A cache's regular work: it enters used blocks into the index, updates metrics, and closes evicted files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNLINKS_RETRIED_SECONDS = 60.0
 
 
 class Maintenance:
-    """Of one process's cache."""
+    """Regular work of one process's cache."""
 
     def __init__(self, tools: ReadDependencies) -> None:
         self._tools = tools
@@ -23,12 +23,11 @@ class Maintenance:
         self._changes_seen = -1
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
-        """Have fills leave room for what others have a right to, as it is from time to time."""
+        """Make fills leave room to which others have a right; the right is read again from time to time."""
         self._rights_of_others = rights_of_others
         self._look_at_rights()
 
-    async def go_on(self) -> None:
-        """For ever."""
+    async def resume(self) -> None:
         while True:
             self._report_usage()
             self._look_at_rights()
@@ -40,7 +39,7 @@ class Maintenance:
             await self._grow_again()
 
     async def _drop_evicted(self) -> None:
-        """What is evicted takes room as long as it is open; while nothing changes in the index, nothing is evicted."""
+        """Close evicted files, as open ones take room; without changes in the index, none were evicted."""
         tools = self._tools
         try:
             changes = tools.directory.index.changes()
@@ -84,7 +83,7 @@ class Maintenance:
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
-            with suppress(ForebayError):  # told where it is written to; what was known last goes on
+            with suppress(ForebayError):  # the writer reports it; the last known values stay
                 self._tools.directory.reserve_of_others.size_bytes = self._rights_of_others()
 
     def _report_usage(self) -> None:

@@ -1,13 +1,13 @@
-"""Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
+"""Opening and closing the cache directory: its format, leftovers of crashes, and the trust in the index.
 
-    FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
+    FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
     PINS     the prefixes whose blocks stay (index.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (index_rebuild.py). What a dead worker has left, the index names:
+headers builds it anew while the cache is in use (index_rebuild.py). The index names a dead worker's leftovers:
 fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
 """
 
@@ -65,8 +65,7 @@ def _size(directory: BlockDirectory, holder: WorkerFile) -> int:
     return directory.store.disk_bytes(holder.file) or 0
 
 
-FORMAT = b"forebay blocks 6\n"
-_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
+FORMAT = b"forebay blocks 1\n"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots", "shared"}
 
@@ -137,11 +136,10 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
         _write_format(path)
         slots.take_own()
         try:
-            _bring_up_to_date(path, slots)
             keep_apart(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
-            with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
+            with suppress(StoreUnavailable):  # the disk is full already: cached blocks can be read all the same
                 store.keep_ballast()
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
@@ -153,10 +151,10 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
 
 
 def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
-        blocks.index.follow(blocks.capacity)
+        blocks.index.apply_settings(blocks.capacity)
         blocks.pins.recover()
         shared = _shared_directory(settings)
         heartbeats = Heartbeats(shared / "heartbeats")
@@ -173,10 +171,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
 
 
 def _shared_directory(settings: BlockSettings) -> Path:
-    """Where the files lie that all processes have in memory. Those of an earlier version lie in `directory`."""
-    (settings.directory / "claims").unlink(missing_ok=True)
-    for bell in (settings.directory / "slots").glob("*.bell"):
-        bell.unlink(missing_ok=True)
+    """Return where the files lie that all processes have in memory."""
     shared = settings.shared_directory or settings.directory / "shared"
     shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     return shared
@@ -194,7 +189,7 @@ def _refuse_other_formats(path: Path) -> None:
                 f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
             ) from None
         return
-    if found not in (FORMAT, *_FORMATS_BEFORE):
+    if found != FORMAT:
         raise StartupError(
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
             "run the version that wrote it, or empty the directory (Forebay fetches the blocks again)"
@@ -208,27 +203,17 @@ def _write_format(path: Path) -> None:
 
 
 def _first_home(path: Path, main: str) -> str:
-    """That of blocks that bear no home's name; of a directory of before, or a new one, it is the main one of now."""
+    """Return the home of blocks that bear no home's name; in a new directory it is the main one of now."""
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    with suppress(OSError):  # a full disk: the next start writes it, and what is there can be read all the same
+    with suppress(OSError):  # a full disk: the next start writes it, and cached blocks can be read
         write_durably(file, main.encode())
     return main
 
 
-def _bring_up_to_date(path: Path, slots: WorkerLocks) -> None:
-    """The files of versions 1 to 5 are read as they are; their index, which was another, is dropped."""
-    if _read(path / "FORMAT") == FORMAT:
-        return
-    if not slots.alone():
-        raise StartupError(f"processes of an earlier version use {path}: stop them first")
-    shutil.rmtree(path / "index", ignore_errors=True)
-    write_durably(path / "FORMAT", FORMAT)
-
-
 def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, worker: int) -> BlockIndex:
-    """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    """Open the index, or begin a new one if it cannot be trusted. CLEAN is gone then, and BOOT is current."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
@@ -239,7 +224,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
     elif slots.alone() and not index_rebuild.slots_are(index, fingerprint):
-        # Where others are at work, slots were changed meanwhile: they see to it when all keep to them.
+        # If others are at work, slots were changed meanwhile: they follow when all have the same slots.
         index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)

@@ -1,8 +1,8 @@
-"""The scrubber: reads what lies on the disk and nobody has read for long, and drops what is not what was written.
+"""The scrubber: reads blocks on disk that have long been unread, and drops damaged ones.
 
-All blocks in the order of their ids, slowly, a piece at a time, in a thread that gives way to all others. What is in
-memory is passed over: it is verified when it is read, and says nothing about the disk. What was not in memory is not
-there afterwards either. One pass each period; where it was is written down now and then, and at the end.
+All blocks in the order of their ids, slowly, a piece at a time, in a thread that gives way to all others. Bytes in
+memory are passed over: they are verified when read, and say nothing about the disk. Other bytes do not
+stay in memory. One pass each period; its place is recorded now and then, and at the end.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gateway.telemetry.metric_observers import CacheMetrics
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024
 PASSED_OVER_BYTES = 16 * 1024
-"""What a piece that is in memory counts for the pace: looking costs time of the processor."""
+"""Bytes for which a piece in memory counts in the pace: the look costs processor time."""
 
 SAVE_SECONDS = 30.0
 PAUSE_SECONDS = 10.0
-"""How long the scrubber waits where the directory is left alone."""
+"""Seconds between looks while the directory is left alone."""
 
 LEAD_SECONDS = 0.05
-"""It may be so much ahead of its pace: below that, sleeping costs more than it spares."""
+"""Seconds that it may be ahead of its pace: below that, sleeping costs more than it spares."""
 
 
 @dataclass(frozen=True, slots=True)

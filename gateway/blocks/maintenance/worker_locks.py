@@ -1,4 +1,4 @@
-"""Who lives: each worker process holds a lock on its slot's file, which the kernel takes back however it ends."""
+"""Liveness of workers: each holds a lock on its slot's file, which the kernel releases at its end, a kill included."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.disk.file_lock import lock_within, try_lock
 
 OPENING_LOOKS_MAX = 45
 OPENING_LOOK_SECONDS = 1.0
-"""Who opens or closes the directory and has not turned at so many looks in a row is not waited for: the supervisor,
-which has ended what hangs by then, cannot end it. Looks are counted, not time, as the machine may stand still."""
+"""Seconds between looks at a process that opens the directory. After OPENING_LOOKS_MAX looks, counted as the machine
+may stand still, it is not waited for: the supervisor has failed to end it."""
 
 
 class WorkerLocks:
@@ -55,7 +55,7 @@ class WorkerLocks:
     def _leave_number(self, descriptor: int) -> None:
         try:
             os.pwrite(descriptor, b"%-8d" % self._worker, 0)
-        except OSError:  # a full disk: then nobody knows who it is
+        except OSError:  # a full disk: then its owner is unknown
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
@@ -80,7 +80,7 @@ class WorkerLocks:
         return [worker for worker in self._known() if worker != self._worker and self._is_free(worker)]
 
     def alone(self) -> bool:
-        """Whether no other process has the directory open. Call while `opening`."""
+        """Return True if no other process has the directory open. Call while `opening`."""
         return len(self.dead_slots()) == len([worker for worker in self._known() if worker != self._worker])
 
     def _known(self) -> list[int]:

@@ -1,19 +1,19 @@
-"""Reading one range: block by block, each from wherever it is now; how far ahead, and how much of a block.
+"""Reading one range: block by block, each from its present place; the extent of readahead, and parts of blocks.
 
-For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. What goes
-wrong on the way is mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
+For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. Errors
+are mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
 where the cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same
 version. Only the origin's failures end a read.
 
 Ahead of the reader, blocks are fetched all at once (`Prefetcher`). Inside its range a reader is known to go on: its
 window begins small and grows with every byte that it reads. Behind the range the window is as long as the run before
-it: the blocks in a row that are in the index or being filled, whoever read them. So clients that read an object in
+it: the blocks in a row that are in the index or being filled, for any reader. So clients that read an object in
 parts have the next ones on their way, and random reads, which have no run before them, cause none.
 
 Readers that touch an object here and there are given small parts of large blocks (`SubBlocks`). A sub-block is a block
-like any other, of a finer grid. A block is fetched as a whole when much of it is asked for at once and no more than
-that lies before it, when the reads before came just before, and when so many of its sub-blocks are there that the
-touches are no longer few. What sub-blocks have brought is then fetched once more: a quarter of a block at most.
+like any other, of a finer grid. A block is fetched as a whole when a read wants much of it and skips no more than
+that, when the reads before came just before, and when many of its sub-blocks are cached.
+The bytes of sub-blocks are then fetched once more: a quarter of a block at most.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange,
 from gateway.origin.client import Purpose
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
-"""What whoever asks for a large object and goes away at once has cost at most."""
+"""Cost limit of a reader that asks for a large object and goes away at once."""
 
 GROWTH = 32
-"""By how many bytes the window grows for each byte read."""
+"""Bytes by which the window grows for each byte read."""
 
 RUN_MIN_BLOCKS = 2
 """One neighbour may be chance, and a range that is long is no sign of one that follows."""
@@ -67,9 +67,9 @@ def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_by
 
 @dataclass(slots=True)
 class Readahead:
-    """Of one reader. With `beyond` it goes on behind the range where there is a run.
+    """One reader's readahead. With `beyond` it goes on behind the range if there is a run.
 
-    What it fetches of the range goes to `fetched`, what it fetches behind it to `marks`.
+    Blocks that it fetches in the range go to `fetched`, those behind it to `marks`.
     """
 
     index: BlockIndex
@@ -128,7 +128,7 @@ class Readahead:
         return min(before + number - request.numbers.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
 
     def _run_before_range(self) -> int:
-        """How many blocks in a row before the range are there or on their way, as far as that matters."""
+        """Return the number of consecutive blocks before the range that are cached or on their way, up to the limit."""
         if self._run_before is None:
             first, length = self.request.numbers.start, 0
             while length < min(first, self.window_max) and self._is_coming(first - length - 1):
@@ -142,7 +142,7 @@ class Readahead:
 
 
 class Prefetcher:
-    """Of one reader; what it fetches of the range goes to `fetched`."""
+    """One reader's prefetches; those in the range go to `fetched`."""
 
     def __init__(self, tools: ReadDependencies, request: ReadRequest, fetched: set[bytes]) -> None:
         self._tools = tools
@@ -150,7 +150,7 @@ class Prefetcher:
         self._fetched = fetched
         self._readahead: Readahead | None = None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The reader begins in a block that was fetched ahead: so shall be what follows it."""
         with suppress(StoreUnavailable):
             self.prefetch(self._request.range.first, beyond=True)
@@ -181,7 +181,7 @@ SUB_BLOCK_BYTES = 128 * 1024
 """Two chunks: what a read of a few KiB costs the origin, and a 64 KiB read that lies across a boundary."""
 
 MUCH = 8
-"""Who wants an eighth of a block wants the block, unless he would wait for more than he wants before it."""
+"""A reader of an eighth of a block gets the whole block, unless it would wait for more than it wants."""
 
 MANY = 4
 """A quarter of a block in sub-blocks is no random touch any more."""
@@ -190,12 +190,12 @@ _RUN_SUB_BLOCKS = 2
 
 
 def are_used(block_size_bytes: int) -> bool:
-    """Whether blocks of this size are large enough to have sub-blocks."""
+    """Return True if blocks of this size are large enough to have sub-blocks."""
     return block_size_bytes >= MUCH * SUB_BLOCK_BYTES and block_size_bytes % SUB_BLOCK_BYTES == 0
 
 
 def first_fetched(first: int, last: int | None, block_size_bytes: int) -> ByteRange:
-    """What a read of bytes `first` to `last` (None: the end) of an object begins with, if nothing is known of it."""
+    """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
     skipped, request = first % block_size_bytes, block_size_bytes if last is None else last - first + 1
     whole = not are_used(block_size_bytes) or is_much(
         skipped, min(request, block_size_bytes - skipped), block_size_bytes
@@ -205,13 +205,13 @@ def first_fetched(first: int, last: int | None, block_size_bytes: int) -> ByteRa
 
 
 def is_much(skipped_bytes: int, wanted_bytes: int, block_bytes: int) -> bool:
-    """Whether so many bytes of a block, behind so many that nobody asked for, are reason enough to fill it."""
+    """Return True if a read of so many bytes, behind the skipped ones, is reason enough to fill the block."""
     return wanted_bytes * MUCH >= block_bytes and skipped_bytes <= wanted_bytes
 
 
 @dataclass(slots=True)
 class SubBlocks:
-    """Those of one reader's range, in blocks that `are_used` for. Those that it has fetched ahead go to `fetched`."""
+    """Sub-blocks of one reader's range, in blocks that `are_used` for. Prefetched ones go to `fetched`."""
 
     index: BlockIndex
     fetches: SingleFlight
@@ -221,9 +221,9 @@ class SubBlocks:
     _whole: bool = False
 
     def at(self, position: int, block: Block) -> Block | None:
-        """The sub-block to read from at a position of a block that is not here; None: the block is to be filled.
+        """Return the sub-block to read at a position of a missing block; None: fill the block.
 
-        The range's other sub-blocks in the block are on their way then. StoreUnavailable as the index raises it.
+        Begins fetches of the range's other sub-blocks in the block. Raises StoreUnavailable as the index does.
         """
         sub_block = self._sub_block(position // SUB_BLOCK_BYTES)
         if self._is_coming(sub_block):
@@ -234,7 +234,7 @@ class SubBlocks:
         return sub_block
 
     def hold(self, block: Block) -> bool:
-        """Whether all that the range wants of a block is there in sub-blocks."""
+        """Return True if sub-blocks hold the range's whole part of a block."""
         asked = self.request.part_in(block)
         return asked != block.range and all(self._present(layout.block_numbers(asked, SUB_BLOCK_BYTES)))
 
@@ -305,28 +305,27 @@ class RangeReader:
         self._blocks_ahead = BlocksAhead(tools, self._request, self._opener.fetched)
         self._source: Source | None = None
         self._first: BodyPiece | None = None
-        """Of a block on disk, so that it is known to be good before a reply begins: what may take its place may not
-        be had any more."""
+        """First piece of a block on disk, verified before the reply begins: later its bytes might be irreplaceable."""
         self._given = 0
         self._damages = 0
 
     def is_cached(self) -> bool:
-        """Whether every block of the range is in the index; nothing is opened for the answer."""
+        """Return True if every block of the range is in the index; opens nothing."""
         try:
             return self._opener.look_up() == "hit"
         except StoreUnavailable:
             return False
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Why the first bytes that were missing when `start` was called were; None: none were. `before` is what was
-        known to be the object's version before the origin said that it is this one."""
+        """Return why the first missing bytes were missing when `start` was called; None: none were. `before` is the
+        object's version as known before the origin named this one."""
         if self.outcome == "hit":
             return None
         return "not-kept" if self.past_the_cache else self._opener.why_missing(before)
 
     @property
     def past_the_cache(self) -> bool:
-        """Whether the bytes now come straight from the origin, because the directory cannot take them."""
+        """True if the bytes now come straight from the origin, because the directory cannot take them."""
         return isinstance(self._source, OriginSource)
 
     async def start(self) -> None:
@@ -341,7 +340,7 @@ class RangeReader:
             source = await self._open_origin(first, error)
         if isinstance(source, BlockSource):
             if self._opener.was_ahead:
-                self._ahead.go_on()
+                self._ahead.resume()
             source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
@@ -362,7 +361,7 @@ class RangeReader:
     def whole(self) -> WarmSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
 
-        Whoever takes it, and closes it, does without this reader.
+        A caller that takes it closes it, and does without this reader.
         """
         source, request = self._source, self._request.range
         if not isinstance(source, BlockSource) or source.stop < request.stop:
@@ -395,7 +394,7 @@ class RangeReader:
             await self.aclose()
 
     def file_failed(self, error: Exception) -> None:
-        """What `body` gave as it lies in a file could not be sent from there: it is not believed again."""
+        """Stop trusting a file from which `body`'s bytes could not be sent."""
         if isinstance(self._source, BlockSource):
             self._source.distrust()
             self._tools.open_files.drop(self._source.extent.file)
@@ -412,7 +411,7 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes are given to nobody
+        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes have no reader
             observer = self._tools.observer
             (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
         await source.close()
@@ -457,14 +456,14 @@ class RangeReader:
         return source
 
     def _read_on(self) -> None:
-        """Have the blocks behind the one in hand on their way where bytes have to be read from the device."""
+        """Verify the following blocks ahead while bytes must be read from the device."""
         source, ahead = self._source, self._blocks_ahead
         if (
             isinstance(source, BlockSource)
             and (ahead.is_active or source.was_verified)
             and not self._opener.is_sub_block
         ):
-            with suppress(StoreUnavailable):  # who comes to them finds it out
+            with suppress(StoreUnavailable):  # the reader that comes to them finds it out
                 ahead.keep_on(source.stop)
 
     async def _open(self, position: int) -> BlockSource | FillSource:
@@ -499,10 +498,10 @@ Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 
 
 class SourceOpener:
-    """Opens one reader's sources, one after another. `is_sub_block` says of the last one whether it is of a sub_block.
+    """Opens one reader's sources, one after another. `is_sub_block`: the last one is a sub-block's.
 
-    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its. `was_ahead` says whether
-    the last one opened was fetched ahead by a reader before, and nobody had come to it.
+    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its. `was_ahead`: an earlier
+    reader fetched the last one ahead, and no reader had come to it.
     """
 
     def __init__(self, tools: ReadDependencies, request: ReadRequest) -> None:
@@ -517,7 +516,7 @@ class SourceOpener:
         """The first block that was missing, and how it stood before it was asked for: after that it is here."""
 
     def look_up(self) -> Outcome:
-        """How much of the range is here; nothing is opened for the answer."""
+        """Return how much of the range is cached; opens nothing."""
         self._check_readable()
         request = self._request
         blocks = [request.block(number) for number in request.numbers[:BLOCKS_LOOKED_UP_MAX]]
@@ -563,7 +562,7 @@ class SourceOpener:
                 return source
 
     async def open_origin(self, position: int, why: StoreUnavailable) -> OriginSource:
-        """The rest of the range past the cache, or what is not to be kept up to the next block that is there."""
+        """Open the rest of the range past the cache; bytes that are not kept end at the next cached block."""
         tools, request = self._tools, self._request
         if isinstance(why, NotKept):
             tools.observer.not_kept(request.slot, why.reason, 1)
@@ -617,7 +616,7 @@ class SourceOpener:
         return request.purpose is Purpose.LIVE and are_used(request.block_size_bytes) and not request.too_large
 
     def _sub_block_of(self, block: Block, position: int) -> tuple[Block, Extent | None]:
-        """A sub-block of a block that is not here, where it is to be read from one; else the block."""
+        """Return the sub-block to read instead of a missing block, if any; else the block."""
         tools = self._tools
         if tools.fetches.has(block, self._request.headers):
             return block, None
@@ -643,7 +642,7 @@ class SourceOpener:
             return None
         self.was_ahead = self._tools.ahead_marks.take(block.id)
         if not self.was_ahead and block.id not in self.fetched:
-            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
+            self._tools.accesses.note(extent.file)  # a first read, after the prefetch, is no return
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
@@ -657,7 +656,7 @@ class SourceOpener:
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
 
-        None when it is to be looked for again: another process has published the block meanwhile, or begun to.
+        None: look for the block again, as another process has published it meanwhile, or begun to.
         """
         tools, request = self._tools, self._request
         if request.too_large:
@@ -698,7 +697,6 @@ class SourceOpener:
 def why_missing(
     tools: ReadDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
 ) -> MissReason | None:
-    """As `BlockCache.why_missing`."""
     if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
         return "not-kept"
     size_bytes, ids = tools.settings.block_size_of(slot), layout.BlockIds(version)
@@ -710,7 +708,7 @@ def why_missing(
 
 
 def _standing(tools: ReadDependencies, block: Block, position: int, size_bytes: int, ids: layout.BlockIds) -> Standing:
-    """Of a block that is missing, or of the sub-block at a position of the object, if that was here."""
+    """Return the state of a missing block; "evicted" also if the sub-block at a position was cached."""
     index, version = tools.directory.index, block.version
     [standing] = index.standings([block.id])
     if standing == "unknown" and version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
@@ -730,14 +728,14 @@ def _why(
 ) -> MissReason:
     """Why a block of a version is missing, that stood so before it was asked for."""
     if standing != "unknown":
-        return "evicted"  # what was here still was found damaged
+        return "evicted"  # a cached block was found damaged
     if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
         return "not-kept"
     if before is not None and before != version:
         return "changed"
     index, object_id = tools.directory.index, layout.object_id(version.key)
     if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
-        return "first-read"  # of more than one block, the ids of all would have to be made
+        return "first-read"  # a larger object would need the ids of all its blocks
     ids = layout.BlockIds(version)
     own = [layout.block_at(version, 0, size_bytes, ids).id]
     if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
@@ -757,7 +755,6 @@ async def fetch(
     purpose: Purpose,
     come: Callable[[int], None],
 ) -> tuple[int, bool]:
-    """As `BlockCache.fetch`."""
     reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
     if reader.is_cached():
         return 0, True

@@ -1,11 +1,11 @@
-"""Where a reader's next bytes come from: a block on disk, a fetch in progress, or the origin itself.
+"""Sources of a reader's next bytes: a block on disk, a fetch in progress, or the origin itself.
 
 A source gives one piece at a time, never empty. A piece that is a `FileSpan` is good until the next call or `close`.
 
 A block on disk is verified piece by piece, the next piece while the client takes what it has (verifying.py).
 
-Two short ways are for bytes for which nobody has to wait. A range that lies in one block, indexed, verified and in
-memory, is given as it lies (`warm_span`). A small object of which nothing was known is given from memory when its first
+Two short ways serve bytes without a wait. A range that lies in one block, indexed, verified and in
+memory, is given as it lies (`warm_span`). An unknown small object is given from memory when its first
 response has brought all of it, while it goes to disk (`arrived`). All else is the range reader's (reader.py).
 """
 
@@ -39,7 +39,7 @@ _MARKS_MAX = 4096
 
 @dataclass(slots=True)
 class AheadMarks:
-    """Blocks that this process fetched ahead and nobody has come to yet: reading one shows that the reader goes on.
+    """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
 
     Event loop only.
     """
@@ -80,23 +80,23 @@ class ReadDependencies:
     observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
-    """What `HeldObject` has looked up: a block's rows, and the index's commit at which they were so."""
+    """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
 
 
 BLOCKS_LOOKED_UP_MAX = 1024
-"""Of a longer range no more than the first are looked at: a 5 TiB object must not hold up the event loop."""
+"""Limit of a range's looked-up blocks: a 5 TiB object must not hold up the event loop."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadRequest:
-    """Of one reader, and fills know the reader by it. `headers` go along with what is asked of the origin for it.
+    """One reader's request; fills know the reader by it. `headers` go along with its requests to the origin.
 
-    `answer` is what the origin has said already, where the version was not known before. An object that is `too_large`
+    `answer` is the origin's earlier answer, if the version was unknown before. An object that is `too_large`
     is larger than those that its slot keeps.
     """
 
     numbers: range = field(init=False)
-    """Of the blocks that the range lies in."""
+    """Numbers of the range's blocks."""
     version: ObjectVersion
     range: ByteRange
     slot: str
@@ -126,19 +126,19 @@ class ReadRequest:
 
 
 READ_BYTES = 1024 * 1024
-"""What a thread reads for one reader to hold in memory; and the first piece that a reader waits for."""
+"""Bytes that a thread reads for one reader to hold in memory; also the first piece for which a reader waits."""
 
 PIECE_BYTES_MAX = 8 * 1024 * 1024
-"""The pieces of a block that one reader takes grow up to this: what is to be done once for each is seldom done then."""
+"""Limit to which the pieces of a block grow for one reader: work for each piece is rare then."""
 
 
 RESTORED_BYTES = 256 * 1024
-"""What a slow client keeps in memory where the bytes of its file do not stay there."""
+"""Bytes kept in memory for a slow client when those of its file do not stay there."""
 
 
 class Source(Protocol):
     cached: bool
-    """Whether the bytes count as hits."""
+    """True if the bytes count as hits."""
 
     stop: int
     """The first byte of the object behind those that it has."""
@@ -201,7 +201,7 @@ class BlockSource:
 
     @property
     def was_verified(self) -> bool:
-        """Whether any of its bytes had to be verified for this reader."""
+        """True if any of its bytes had to be verified for this reader."""
         return self._pieces.has_worked
 
     async def close(self) -> None:
@@ -216,7 +216,7 @@ class BlockSource:
     # As `objects.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
-        """What was fetched for this reader is sent as it was written; others have it checked, for all that follow."""
+        """Return True if bytes can be sent: those fetched for this reader as written, others after a check."""
         file = self._file.file
         if not self.cached and file.unwritten(self._residency, offset, count):
             return True
@@ -240,11 +240,11 @@ class BlockSource:
         if end < stop:
             count = self._piece_end(end, stop) - end
             if not self.intact(self.extent.offset + end, count):
-                self._pieces.go_on(end, count, reads_on=reads_on)
+                self._pieces.resume(end, count, reads_on=reads_on)
         return span
 
     def _piece_end(self, position: int, stop: int) -> int:
-        """Where a piece ends: as many bytes behind its beginning as the reader has had of the block before."""
+        """Return a piece's end: a piece is as long as the reader's earlier part of the block."""
         if self._begun_at is None:
             self._begun_at = position
         size = min(max(READ_BYTES, position - self._begun_at), PIECE_BYTES_MAX)
@@ -290,7 +290,6 @@ class FillSource:
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
 
     def was_denied_another(self, error: OriginBusy) -> bool:
-        """As `InflightFetch.was_denied_another`."""
         return self._fill.was_denied_another(error)
 
     async def close(self) -> None:
@@ -365,7 +364,7 @@ def _read_verified(file: BlockLease, extent: Extent, position: int, count: int) 
 
 
 class _GivenBack:
-    """What a span's file is once it is closed: nothing more may be sent of it."""
+    """A closed span's file: it sends nothing more."""
 
     def intact(self, offset: int, count: int) -> bool:
         return False
@@ -428,7 +427,7 @@ class WarmSpan(PinnedFileSpan):
     # As `objects.PinnedFileSpan`.
 
     def failed(self, error: Exception) -> None:
-        """What could not be sent from its file is not believed again."""
+        """Stop trusting the file from which bytes could not be sent."""
         self._file.file.distrust()
         self._tools.open_files.drop(self._extent.file)
         if isinstance(error, OSError):
@@ -445,7 +444,7 @@ class WarmSpan(PinnedFileSpan):
 
 
 class HeldObject:
-    """Spans of one version's blocks, for who asks for them again and again: what never changes is worked out once."""
+    """Spans of one version's blocks, for repeated reads: constant values are computed once."""
 
     __slots__ = ("_ids", "_size_bytes", "_slot", "_tools", "_version")
 
@@ -457,8 +456,7 @@ class HeldObject:
         self._ids: dict[int, bytes] = {}
 
     def span(self, first: int, count: int) -> WarmSpan | UnreadSpan | None:
-        """As `warm_span`; who asks counts the bytes. Where they are to be read and verified before, a few at that, what
-        does so."""
+        """Return a span as `warm_span`; the caller counts the bytes. A few unverified bytes give an UnreadSpan."""
         tools, extent = self._tools, self._extent(first, count)
         if extent is None:
             return None
@@ -469,7 +467,7 @@ class HeldObject:
         return found
 
     def has(self, first: int, count: int) -> bool:
-        """Whether the index knows of the block that bytes lie in, all of them."""
+        """Return True if the index knows the block that holds all of the bytes."""
         return self._extent(first, count) is not None
 
     def _extent(self, first: int, count: int) -> Extent | None:
@@ -498,7 +496,7 @@ class UnreadSpan:
         self._slot = slot
 
     async def verified(self) -> WarmSpan | None:
-        """The bytes, intact; None: whoever reads them as usual finds out why they are not. Who asks counts them."""
+        """Verify and return the bytes; None: an ordinary read finds out what is wrong. The caller counts them."""
         tools, extent, position, count = self._tools, self._extent, self._position, self._count
         file = tools.open_files.get(extent.file)
         if file is None:
@@ -512,7 +510,7 @@ class UnreadSpan:
 
 
 UNREAD_BYTES_MAX = 1024 * 1024
-"""What is read in one go before the first of it is sent. More is read piece by piece (verifying.py)."""
+"""Bytes read at once before the first of them is sent. More are read piece by piece (verifying.py)."""
 
 
 def _open_and_make_ready(open_files: OpenFiles, store: BlockStore, extent: Extent, position: int, count: int) -> None:
@@ -544,10 +542,10 @@ def _held_extent(tools: ReadDependencies, block_id: bytes) -> Extent | None:
 
 
 HELD_IDS_MAX = 16
-"""Of one object; 150 bytes each."""
+"""Limit for one object; 150 bytes each."""
 
 HELD_ROWS_MAX = 16_384
-"""Of all objects; 1 to 2 KiB each where blocks are large."""
+"""Limit for all objects; 1 to 2 KiB each where blocks are large."""
 
 
 def _span_of(
@@ -586,7 +584,7 @@ def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteR
 
 
 GIVEN_BYTES_MAX = 128 * 1024
-"""What the client's socket does not take of them is copied, for every client that reads slowly."""
+"""Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
 
 
 def arrived(

@@ -1,12 +1,12 @@
 """Blocks on disk are read and verified ahead of their readers, so that device, processor and network are busy at once.
 
-Within a block piece by piece, the next one while the client takes what it has (`PieceVerifier`). Behind it, once bytes
+Within a block piece by piece, the next one while the client takes the last (`PieceVerifier`). Behind it, once bytes
 had to be verified, the blocks that the reader comes to next, in threads of their own (`BlocksAhead`): one, and more of
 them as long as the reader has to wait. So a client that takes its time has little read for it, and the blocks that are
 read ahead for all readers of a process together are bounded.
 
-What is verified ahead stays in the page cache, and that it is verified is known of its open file: what was read for one
-reader is read for all. Whatever is wrong with it is found out by whoever comes to it.
+Bytes verified ahead stay in the page cache, and their open file remembers it: bytes read for one
+reader are read for all. The reader that comes to them finds out any damage.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from gateway.blocks.reading.sources import ReadDependencies, ReadRequest
 
 BLOCK_AHEAD_BYTES = 8 * 1024 * 1024
-"""How much of the beginning of a block is verified before a reader comes to it."""
+"""Bytes at the beginning of a block that are verified before a reader comes to it."""
 
 READER_AHEAD_BYTES = 32 * 1024 * 1024
 """Most that is verified in further blocks for one reader: at 2 GB/s, 16 milliseconds of work."""
 
 PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
-"""The same for all readers of a process. Those that find no room verify what they come to when they come to it."""
+"""Limit for all readers of a process. Readers without room verify pieces when they come to them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +47,7 @@ class _Piece:
         return self.is_wanted
 
     def let_be(self) -> None:
-        """Nobody waits for it any more; what it finds out is found out again by whoever reads it."""
+        """Let the piece go on without a reader; the next reader finds its result again."""
         self.is_wanted = False
         if self.verifying is not None:
             self.verifying.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -65,15 +65,15 @@ class PieceVerifier:
         self._threads = threads
         self._ahead: _Piece | None = None
         self.has_worked = False
-        """Whether any of the bytes had to be verified."""
+        """True if any of the bytes had to be verified."""
 
     async def verify(self, position: int, count: int, *, reads_on: bool) -> None:
-        """Have the bytes at a position of the block verified; BlockDamaged when they are not what they were."""
+        """Verify the bytes at a position of the block; raise BlockDamaged when they have changed."""
         piece = self._taken(position, count) or self._begin(position, count, reads_on)
         assert piece.verifying is not None  # noqa: S101 - `_begin` has set it
         await piece.verifying
 
-    def go_on(self, position: int, count: int, *, reads_on: bool) -> None:
+    def resume(self, position: int, count: int, *, reads_on: bool) -> None:
         """Begin with the piece that comes next, unless there is nothing to do for it."""
         if self._file.file.intact(self._extent, position, count):
             return
@@ -83,7 +83,6 @@ class PieceVerifier:
         self._taken(-1, 0)
 
     def _taken(self, position: int, count: int) -> _Piece | None:
-        """The piece ahead, if it is this one."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.position, ahead.count) != (position, count):
             ahead.let_be()
@@ -100,7 +99,7 @@ class PieceVerifier:
 
 @dataclass(slots=True)
 class AheadRoom:
-    """What may still be verified ahead for the readers of a process. Event loop only."""
+    """Bytes that may still be verified ahead for the readers of a process. Event loop only."""
 
     left_bytes: int = PROCESS_AHEAD_BYTES
 
@@ -120,7 +119,7 @@ class BlocksAhead:
         self._depth = 1
         self._depth_max = max(1, READER_AHEAD_BYTES // request.block_size_bytes)
         self.is_active = False
-        """Whether the reader has come to bytes that had to be verified."""
+        """True once the reader has come to bytes that had to be verified."""
 
     def keep_on(self, stop: int) -> None:
         """The reader is in the block that ends at `stop`: keep the next ones on their way, as far as they are here.
@@ -183,7 +182,7 @@ def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, p
 
 
 def _verify_quietly(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> None:
-    with suppress(BlockError):  # who comes to it finds it out
+    with suppress(BlockError):  # its reader finds it out
         _verify(file, extent, piece, reads_on)
 
 

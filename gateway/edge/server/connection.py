@@ -34,10 +34,11 @@ from uvicorn.server import ServerState
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import BlockDamaged, S3Error
 from gateway.core.model import PinnedFileSpan
+from gateway.edge.server.body_queue import NO_BODY, BodyQueue
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
-from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
+from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedKey, PreparedRequests
+from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
     HeadParser,
@@ -59,9 +60,8 @@ FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
 
 PROBE_SECONDS = (2.0, 8.0, 32.0)
-"""How long nothing was read from a client whose request is not answered yet, when it is asked whether it is there. The
-end of its side may stand behind more than the kernel takes. Go's client takes five interim responses at most.
-"""
+"""Seconds without a read from a client whose request is not answered yet, after which it is probed. The end of its side
+may stand behind more than the kernel takes. Go's client takes five interim responses at most."""
 
 RECEIVED_AT_ONCE_BYTES = 64 * 1024
 """asyncio asks for 256 KiB at each `recv`, however little there is. Until the process has freed a piece as large, the C
@@ -71,7 +71,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Input(Enum):
-    """What the bytes that arrive belong to."""
+    """Destination of the bytes that arrive."""
 
     HEAD = auto()
     BODY = auto()
@@ -105,7 +105,7 @@ class S3Connection(HttpToolsProtocol):
         self._input = Input.HEAD
         self._received: bytes | bytearray = b""
         self._held_bytes = 0
-        """What of it counts among all that connections hold."""
+        """Bytes of it that count in the total of all connections."""
         self._unread_since: float | None = None
         self._refusal_deadline: float | None = None
         self._fresh = True
@@ -281,7 +281,7 @@ class S3Connection(HttpToolsProtocol):
 
     @property
     def waits_for_request(self) -> bool:
-        """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
+        """True if the connection is idle, or its request is not complete yet."""
         return self._input is Input.HEAD
 
     def is_idle(self, now: float) -> bool:
@@ -289,7 +289,7 @@ class S3Connection(HttpToolsProtocol):
 
     @property
     def lingers(self) -> bool:
-        """Whether everything is said, and what still arrives is thrown away."""
+        """True if everything is sent, and bytes that still arrive are thrown away."""
         return self._input is Input.NOTHING and self.cycle is None
 
     def make_room(self) -> bool:
@@ -356,7 +356,7 @@ class S3Protocol(S3Connection):
         self._receive_threads = receive_threads
         self._head_deadline_set = False
         self._is_looked_at = False
-        """Whether the head that is begun next is known not to be prepared."""
+        """True if the head that has begun is known not to be prepared."""
         self._incomplete: IncompleteHead | None = None
         self._prepared = prepared
         self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
@@ -380,7 +380,7 @@ class S3Protocol(S3Connection):
             self._look_at_received()
 
     def _gather(self, data: bytes) -> None:
-        """More of what is not complete."""
+        """Keep more bytes of an incomplete input."""
         if len(self._received) == 1:  # of an empty line, perhaps
             self._received = bytes(self._received) + data
             self._look_at_received()
@@ -461,8 +461,8 @@ class S3Protocol(S3Connection):
     # What need not go the whole way
 
     def _is_prepared(self, head: bytes) -> bool:
-        """Whether a request was answered by what is prepared, or is about to be: when the origin has said what it is
-        asked about it, or when a file is sent that the kernel does not take all of, which goes on in a task."""
+        """Return True if a request was answered as prepared, or will be: once the origin has answered a question about
+        it, or by a task that sends the rest of a file that the kernel does not take at once."""
         heads, prepared = self._prepared_heads, self._prepared
         if heads is None or prepared is None or self._received or not self._may_send_now():
             return False
@@ -477,11 +477,11 @@ class S3Protocol(S3Connection):
         if answer is None:
             return False
         if prepared.tracer is not None and prepared.tracer.draws(head):
-            (answer.prepared if isinstance(answer, Question) else answer).close()
+            (answer.prepared if isinstance(answer, PreparedKey) else answer).close()
             return False
         self._forget_head()
         self._count_read()
-        if isinstance(answer, Question):
+        if isinstance(answer, PreparedKey):
             cycle = self._prepared_cycle("GET")
             self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
@@ -495,7 +495,7 @@ class S3Protocol(S3Connection):
         return True
 
     def _may_send_now(self) -> bool:
-        """Whether the kernel is the only one that bytes may wait for; what is encrypted waits in the transport, too."""
+        """Return True if bytes wait for the kernel alone; encrypted ones wait in the transport, too."""
         return not self.flow.write_paused and (self.wire is None or not self.transport.get_write_buffer_size())
 
     def _prepared_cycle(self, method: str) -> RequestCycle:
@@ -530,10 +530,10 @@ class S3Protocol(S3Connection):
         return go_on
 
     async def _ask(
-        self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
+        self, cycle: RequestCycle, prepared: PreparedRequests, question: PreparedKey, head: bytes, began: float
     ) -> None:
-        """Ask the origin, and answer by that. What is not prepared goes the whole way then, as do requests whose
-        connection is to end since, or takes nothing: the origin is not asked again there."""
+        """Ask the origin, and answer by that. Unprepared requests go the whole way then, as do those whose connection
+        must end since, or takes nothing: the origin is not asked again there."""
         answer = await prepared.ask(question, began, self.client)
         if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True
@@ -553,7 +553,7 @@ class S3Protocol(S3Connection):
         try:
             rest = body.feed(data)
         except S3Error:
-            # The application hears of it from `receive`; where this body ends nobody can say any more.
+            # The application hears of it from `receive`; the end of this body is unknown now.
             self._discard_from_now_on()
         else:
             self._after_body_bytes(body, rest)
@@ -583,7 +583,7 @@ class S3Protocol(S3Connection):
                 scope[LEARN] = partial(self._prepared_heads.learn, raw, keep_alive=keep_alive)
             application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
-            # Whoever has just sent its response may be in the way here: its task is not this request's.
+            # The task that has just sent its response may run here: it is not this request's.
             if self._received or self.flow.write_paused or asyncio.current_task(self.loop) is not None:
                 self._start_task(cycle, application)
                 self._look_at_received()
@@ -655,7 +655,7 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
     try:
         lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
     except OSError:
-        return 0, 0  # who goes on finds out
+        return 0, 0  # the next step finds out
     if file is None or lines_sent < len(lines):
         return lines_sent, 0
     span = file.span
@@ -666,4 +666,4 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
 
 
 async def _nothing() -> None:
-    """What is left of an application that has returned."""
+    """Stand in for an application that has returned."""

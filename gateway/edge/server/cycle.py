@@ -39,8 +39,8 @@ from typing import Any, Protocol
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected
 from gateway.core.model import FileSpan, PinnedFileSpan
+from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.request_body import BodyQueue
 from gateway.edge.server.response import (
     EncodedResponse,
     ResponseFraming,
@@ -56,7 +56,6 @@ _TASK_WANTED: Any = object()
 
 @awaitable_generator
 def in_task() -> Generator[Any, None, None]:
-    """Go on in a task."""
     if asyncio.current_task() is None:
         yield _TASK_WANTED
 
@@ -67,7 +66,7 @@ def step(running: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
         return _Rest(running, running.send(None))
     except StopIteration:
         return None
-    except Exception as error:  # noqa: BLE001 - for whoever awaits the rest
+    except Exception as error:  # noqa: BLE001 - the rest's awaiter gets it
         return _raised(error)
 
 
@@ -117,8 +116,8 @@ _REFUSALS = 400
 _logger = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
-    """What a request needs of its connection. `wire` is the transport's own socket, None where it is encrypted."""
+class ConnectionControl(Protocol):
+    """A connection as its request sees it. `wire` is the transport's own socket, None if it is encrypted."""
 
     transport: asyncio.Transport
     flow: InputFlow
@@ -146,18 +145,18 @@ class RequestCycle:
     """The application has returned: what happens to the response now is no beginning of another request."""
 
     probes = 0
-    """How often the client was asked whether it is there."""
+    """Number of probes sent to the client."""
 
     _end_told = False
     _waiting_since: float | None = None
     _waited_seconds = 0.0
     _has_waited = False
-    """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
+    """True if the response has waited for the connection since it began, or since the last bytes of a file."""
 
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        connection: Connection,
+        connection: ConnectionControl,
         request_body: BodyQueue,
         keep_alive: bool,
         expects_continue: bool,
@@ -268,7 +267,7 @@ class RequestCycle:
 
     @contextmanager
     def clients_time(self) -> Iterator[None]:
-        """What passes inside counts as silence of the client, until its body is complete."""
+        """Count the time inside as silence of the client, until its body is complete."""
         self._waiting_since = started = None if self.request_body.complete else self.connection.now()
         try:
             yield
@@ -356,8 +355,8 @@ class RequestCycle:
             self.complete()
 
     async def go_on(self, lines: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
-        """Send what is left of a response that was begun past this: of its head, and behind the first `sent_bytes` of
-        its file. Raises as `send`."""
+        """Send the rest of a response that began outside this object: of its head, and of its file behind the first
+        `sent_bytes`. Raises as `send`."""
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         self.response_started = True
@@ -411,7 +410,7 @@ class RequestCycle:
 
     def _start(self, response: EncodedResponse) -> None:
         if self.waiting_for_100_continue and self.request_body.complete:
-            # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
+            # An empty body is never read. The AWS CLI misreads the connection's next answer when the 100 is left out.
             self.send_continue()
         head, framing = response_head(
             response.status,
@@ -447,7 +446,7 @@ class RequestCycle:
             cancellation.abandon(self.task)
 
     def probe_client(self) -> None:
-        """Nothing comes from the client, or nothing is read from it; it may still wait for the response.
+        """Probe a silent or unread client; it may still wait for the response.
 
         A client that has left looks the same until something is sent to it, and then resets the connection. So it gets
         an interim response, which every client of HTTP/1.1 must take at any time (RFC 9110, 15.2).

@@ -1,4 +1,4 @@
-"""What one client may cost the S3 port: how long it may take and how much it may send before it is refused."""
+"""Limits on each client of the S3 port: its time and its bytes before it is refused."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ServerLimits:
     min_body_rate_bytes_per_second: int = 1024
     """Slowest average of a request body over the time spent waiting for it; judged after `body_timeout_seconds`."""
     keep_alive_timeout_seconds: float = 90.0
-    """How long an idle connection stays open; SDK connection pools expect more than a minute."""
+    """An idle connection stays open for this time; SDK connection pools expect more than a minute."""
     write_timeout_seconds: float = 60.0
-    """How long a client may take no byte of a response."""
+    """A client may take no byte of a response for this time."""
     linger_seconds: float = 10.0
     """After a refusal: how long the rest of what the client sends is read and thrown away, so that it gets to read."""
     linger_bytes: int = 64 * 1024 * 1024
@@ -34,35 +34,35 @@ class ServerLimits:
     receive_buffer_bytes: int = 1024 * 1024
     """Received body that the application has not asked for yet: reading stops above it."""
     receive_buffers_bytes: int = 64 * 1024 * 1024
-    """The same for all connections together: where there are many, each gets its share, 64 KiB at least."""
+    """Limit for all connections together: each of many gets its share, 64 KiB at least."""
     unparsed_bytes: int = 4 * 1024 * 1024
     """Heads that are not whole, and what came behind a request, of all connections together: above it those that began
     first make room."""
     unsent_refusals_bytes: int = 4 * 1024 * 1024
-    """Refusals that nobody takes, of all connections together: above it the oldest are dropped."""
+    """Refusals that clients do not take, of all connections together: above it the oldest are dropped."""
     refusal_timeout_seconds: float = 5.0
-    """How long a client may take over a refusal."""
+    """A client may take this time over a refusal."""
     max_connections: int = 16_384
     """Above it connections that wait for a request make room, the longest first, then those that linger; else 503
     SlowDown."""
     refused_connections: int = 64
-    """So many more are accepted to be told so. Above that, clients wait in the listener's queue, where another process
-    may take them."""
+    """Connections accepted above the limit, to be refused. Further clients wait in the listener's queue, where another
+    process may take them."""
 
     def connections_max(self, descriptors: int) -> int:
-        """How many connections a process may have that may open so many files.
+        """Return the limit of connections for a process that may open `descriptors` files.
 
-        One may take up to three descriptors. The rest is for block files and the origin.
+        A connection may take up to three descriptors. The rest is for block files and the origin.
         """
         return max(1, min(self.max_connections, descriptors // 4))
 
     def receive_buffer_of_one(self, connections: int) -> int:
-        """What one of so many connections may have received ahead, in bytes."""
+        """Return the bytes that one of `connections` may receive ahead."""
         share = self.receive_buffers_bytes // max(1, connections)
         return min(self.receive_buffer_bytes, max(share, _RECEIVE_BUFFER_BYTES_MIN))
 
     def sweep_seconds(self) -> float:
-        """How often the connections are looked at, so that the shortest timeout is met within a quarter."""
+        """Return the time between two sweeps of the connections, so that a timeout is late by a quarter at most."""
         shortest = min(
             self.head_timeout_seconds,
             self.body_timeout_seconds,

@@ -13,15 +13,15 @@ from gateway.disk.atomic_write import map_shared
 from gateway.shared.heartbeats import PROCESSES_MAX, Heartbeats
 
 PASSING_SECONDS = 0.0005
-"""So long a process leaves a connection to those that have fewer; then it takes it itself. One that waits for nothing
-else wakes up sooner, and one that is busy is not waited for."""
+"""Seconds for which a process leaves a connection to those that have fewer; then it takes it itself. An idle process
+wakes up sooner, and a busy one is not waited for."""
 
 _ANOTHER_SECONDS = 0.0002
 """A listener that passes a connection on is called at each turn of the loop. After a longer pause it is another one, or
 the loop was busy."""
 
 _PASSED_ON_MAX = 16
-"""So many in a row at most, as it may have been the same one each time."""
+"""Limit of connections passed on in a row, as each may have been the same one."""
 
 _COUNT_BYTES = 8
 
@@ -33,11 +33,11 @@ _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 class ConnectionCounts:
-    """How many connections each process has at work that accepts from the same sockets, in memory that they share."""
+    """Number of connections at work in each process that accepts from the same sockets, in shared memory."""
 
     def __init__(self, path: Path, process: int, processes: int, heartbeats: Heartbeats) -> None:
-        """Of the process with this number, of so many. `path` is made where it does not exist; OSError. `heartbeats`
-        are closed with this."""
+        """Open the counts as `process` of `processes`. Creates `path` if missing; raises OSError. `close` closes
+        `heartbeats`, too."""
         self._map = map_shared(path, PROCESSES_MAX * _COUNT_BYTES)
         self._counts = memoryview(self._map).cast("Q")  # one more than there are; 0: it does not accept
         self._process = process
@@ -58,7 +58,7 @@ class ConnectionCounts:
         return any(0 < counts[other] <= count and not self._heartbeats.is_hung(other) for other in self._others)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the counts; may be repeated."""
         self._counts.release()
         self._map.close()
         self._heartbeats.close()

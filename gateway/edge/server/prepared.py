@@ -1,12 +1,12 @@
-"""Prepared requests: what has gone the whole way before is answered again without going it.
+"""Prepared requests: the gateway answers a repeated request without going the whole way again.
 
     a head of a kind that was authenticated before    its values, its signature verified (s3/prepared_head.py)
-    an object that this caller has read before        what its answers have in common (operations/prepared_reads.py)
-    all that this hangs on is as it was               head, and span of a file, to be sent
+    an object that this caller has read before        the common parts of its answers (operations/prepared_reads.py)
+    all that this depends on is as it was             head, and span of a file, to be sent
 
-Whatever is not so goes the whole way, which says what is wrong. Nobody gets more, or anything sooner, than there:
-signatures are verified each time, keys and rights are those of now, what is pending is asked for, and catalog and index
-are looked up as always; only what follows from the same bytes is not worked out again.
+Any other request goes the whole way, which reports errors. The checks are the same: each time the signature is
+verified, with the current keys and rights, and pending writes, catalog and index are looked up; only results that
+follow from the same bytes are not computed again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _HEADS_MAX = 1024
 """Kinds of heads that a process keeps, most of them of some 4 KiB: a few of each client, day and credential."""
 
 _HEAD_BYTES_MAX = 8192
-"""Of a head whose kind is kept; one with a session token and a long key has less. Servers may allow a megabyte."""
+"""Limit of a kept head; one with a session token and a long key is shorter. Servers may allow a megabyte."""
 
 _OF_CONNECTION_MAX = 8
 """Kinds that one connection is compared with. It begins with those that others have used last."""
@@ -70,21 +70,21 @@ _LEARNED_BY_CONNECTION_MAX = 16
 
 _OBJECTS_MAX = 16_384
 _KEPT_ONE_IN = 16
-"""Of what comes again only after more requests than there are places: a data set that is larger than what is kept is
-read in turn, or shuffled, again and again, and what would be put out for each of its objects is what comes next."""
+"""One in so many objects is kept of those that return after more requests than there are places: a larger data set is
+read in turn, or shuffled, again and again, and each kept object would displace one that is read sooner."""
 
 _SLICE = 1024
-"""So many requests count as one time. A byte has the last 255."""
+"""Requests that count as one time. A byte has the last 255."""
 
 _ASKED_PLACES = 1 << 20
 """A byte each: data sets of a million objects are known to have been asked for before. A power of two."""
 _ASKED_AT_MOST, _ASKED_AGAIN = 255, 128
 
 _PATH_BYTES_MAX = 3200
-"""Of a bucket and a key of 1,024 bytes, all of them encoded."""
+"""Room for a bucket and a key of 1,024 bytes, all of them encoded."""
 
 LAID_SECONDS = 0.25
-"""How long counts are kept back at most."""
+"""Longest delay of counts."""
 
 _QUERIES = frozenset({b"", b"x-id=GetObject", b"x-id=HeadObject"})
 _IDS = ([("x-id", "GetObject")], [("x-id", "HeadObject")])
@@ -92,10 +92,10 @@ _STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
 Client = tuple[str, int]
-"""Its address and port."""
+"""Address and port."""
 
 
-class _Known(NamedTuple):
+class _KnownReads(NamedTuple):
     """An object as a caller may read it."""
 
     access_key_id: str
@@ -105,7 +105,7 @@ class _Known(NamedTuple):
     """That the origin must have granted; None: the grant is enough."""
 
 
-class Question(NamedTuple):
+class PreparedKey(NamedTuple):
     """A request whose answer is waited for: the origin says what it says of the object now, or its bytes are read."""
 
     prepared: PreparedQuestion | PreparedVerification
@@ -114,7 +114,7 @@ class Question(NamedTuple):
 
 
 class PreparedRequests:
-    """What one process has prepared. Only for callers that have proved to have the secret. `close` at the end."""
+    """Prepared requests of one process, for authenticated callers alone. Call `close` at the end."""
 
     def __init__(
         self,
@@ -139,23 +139,22 @@ class PreparedRequests:
         self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
-        self._objects: dict[object, _Known | None] = {}
-        """What is kept; None: its place is free for the same again."""
+        self._objects: dict[object, _KnownReads | None] = {}
+        """Prepared objects; None: the place is free for the same object again."""
         self._places: list[object] = []
         """The keys of `_objects`, each once, to draw one from."""
         self._dice = random.Random()
         self._asked = bytearray(_ASKED_PLACES)
-        """How often something was asked for that was not prepared. By its hash: who shares it is prepared sooner or
-        later."""
+        """Count of requests for each object that is not prepared, by its hash."""
         self._count = 0
         self._slices = bytearray(_ASKED_PLACES)
-        """When something was asked for last for which there was no place. By its hash; 0: not that anybody knew."""
+        """Time of the last request for each object without a place, by its hash; 0: none is known."""
         self._tallies: dict[tuple[str, Operation, str, str, bool], HitTally] = {}
         self._tally_of: dict[str, TallyOf] = {}
         """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
         self.generation = 0
-        """Of heads: those of before are not to be answered."""
+        """Generation of heads: those of earlier generations are not answered."""
 
         self.latest: list[PreparedHead] = []
         """The kinds that were learned last, or used last by a connection that had not had them yet."""
@@ -166,7 +165,7 @@ class PreparedRequests:
             self._lay()
 
     def known(self, learned: PreparedHead) -> PreparedHead:
-        """The same kind as other connections have it, or this one for them."""
+        """Return another connection's equal kind, or keep this one for others."""
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         head = self._heads.setdefault((learned.prefix, learned.pieces, learned.tail), learned)
@@ -182,7 +181,7 @@ class PreparedRequests:
         self.generation += 1
 
     def keep_tallies(self, slots: Collection[str], credentials: Collection[str]) -> None:
-        """Count no more by slots and credentials of before, but for these."""
+        """Count no more by earlier slots and credentials, except these."""
         if self._laying is not None:
             self._laying.cancel()
         self._lay()
@@ -192,7 +191,7 @@ class PreparedRequests:
         for credential in [one for one in self._tally_of if one not in credentials]:
             del self._tally_of[credential]
 
-    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
@@ -221,15 +220,15 @@ class PreparedRequests:
         read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
-            return Question(question, key.access_key_id, place) if question is not None else None
+            return PreparedKey(question, key.access_key_id, place) if question is not None else None
         answer = read.answer(said)
         if isinstance(answer, PreparedVerification):
-            return Question(answer, key.access_key_id, place)
+            return PreparedKey(answer, key.access_key_id, place)
         if is_new and answer is not None:
             self._was_worth_it(place)
         return answer
 
-    async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | Told:
+    async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
         """The answer that was waited for; else what the origin has said, for the whole way.
 
         To be called in a task of the request's own, which ends when the client leaves.
@@ -258,7 +257,7 @@ class PreparedRequests:
         self._was_worth_it(question.place)
         return answer
 
-    def withdrawn(self, question: Question, began: float) -> Told:
+    def withdrawn(self, question: PreparedKey, began: float) -> Told:
         """An answer by what the origin says is not sent: what it has said, for the whole way."""
         question.prepared.close()
         return Told(question.prepared.told, began)
@@ -345,7 +344,7 @@ class PreparedRequests:
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, question: Question, status: str, seconds: float, client: Client | None) -> None:
+    def _not_answered(self, question: PreparedKey, status: str, seconds: float, client: Client | None) -> None:
         prepared = question.prepared
         slot, request_id = prepared.slot, next_request_id()
         if prepared.is_known:
@@ -418,8 +417,8 @@ class PreparedRequests:
         return found
 
     def _is_worth_it(self, place: object) -> bool:
-        """Whether to prepare what is asked for: not the first time, and more and more seldom where it can't be done, in
-        the end each 128th time."""
+        """Return True if it is worth preparing what `place` names: not the first time, and ever more seldom if that
+        fails, at last each 128th time."""
         number = hash(place) % _ASKED_PLACES
         asked = self._asked[number]
         self._asked[number] = asked + 1 if asked < _ASKED_AT_MOST else _ASKED_AGAIN
@@ -434,7 +433,7 @@ class PreparedRequests:
     def _was_worth_it(self, place: object) -> None:
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
-    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         known = self._prepared(head, values, key)
         if known is None:
             self._drop(place)
@@ -446,7 +445,7 @@ class PreparedRequests:
         if place in self._objects:
             self._objects[place] = None
 
-    def _keep(self, place: object, known: _Known) -> None:
+    def _keep(self, place: object, known: _KnownReads) -> None:
         places, draw = self._places, self._dice.random
         if place not in self._objects:
             if len(places) < _OBJECTS_MAX:
@@ -460,13 +459,13 @@ class PreparedRequests:
         self._objects[place] = known
 
     def _comes_soon(self, place: object) -> bool:
-        """Whether something comes again after fewer requests than there are places. To be asked each time it comes."""
+        """Return True if an object returns after fewer requests than there are places. Call this each time it comes."""
         number, now = hash(place) % _ASKED_PLACES, 1 + self._count // _SLICE % 255
         last = self._slices[number]
         self._slices[number] = now
         return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
-    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         services, of_first = self._services, head.request
         try:
             request = understood(
@@ -483,7 +482,7 @@ class PreparedRequests:
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
         if read is None:
             return None
-        return _Known(key.access_key_id, key.grant, read, self._right(request, key))
+        return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
 
     def _right(self, request: S3Request, key: Key) -> Right | None:
         slot = self._services.slots.find(request.bucket or "", request.key or "")
@@ -516,14 +515,14 @@ class ConnectionHeads:
         self._heads = list(prepared.latest)
         self._learned = 0
         self._is_known = False
-        """Whether the last head that was compared is of a kind that is here."""
+        """True if the last compared head is of a known kind."""
 
     @property
     def may_learn(self) -> bool:
         return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
-    def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
-        """The answer to a whole head, where it is prepared, or what is to be asked before."""
+    def answer(self, raw: bytes) -> PreparedAnswer | PreparedKey | None:
+        """Return the prepared answer to a whole head, or the question that must be asked before."""
         self._is_known = False
         if self._generation != self._all.generation:
             self._generation, self._learned = self._all.generation, 0

@@ -9,7 +9,7 @@ cache at that moment: between the last look at a page and the call the kernel ma
 the device again, while this thread waits for its turn on a processor, say. So the pages are moved into a pipe first
 (`splice(2)`), which holds them, then looked at once more, and only then moved on to the socket. sendfile does the same
 with a pipe of its own, and looks at nothing in between. Both cost the same (100 KiB 20 to 24 µs, 8 MiB 2.5 to 3.4 ms,
-with the other side's reading, loopback); what comes on top is the second look. `loop.sendfile` costs twice as much,
+with the other side's reading, loopback); the second look is the extra cost. `loop.sendfile` costs twice as much,
 stops reading from the client meanwhile, and moves the file position of a descriptor that others share. What a socket
 does not take of lent bytes is given back at once, not copied.
 """
@@ -48,9 +48,9 @@ Header = tuple[bytes, bytes]
 class EncodedResponse:
     """A response that the server writes as it is, in one message of the application (`RESPONSE` in cycle.py).
 
-    `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at them again: whoever
-    made them has checked that each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is
-    not among the headers. Where `body` is None, it follows in messages of its own.
+    `headers` are treated as those of ASGI are; `lines` are sent without another check: their maker has checked that
+    each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is not among the headers.
+    Where `body` is None, it follows in messages of its own.
     """
 
     status: int
@@ -59,7 +59,7 @@ class EncodedResponse:
     body: bytes | memoryview | FileSpan | None
     length_bytes: int | None = None
     sent_bytes: int = 0
-    """How much of the body has been sent: the server's to tell."""
+    """Bytes of the body that have been sent; the server sets it."""
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ class Sender(ABC):
     async def _push_when_writable(self) -> bool:
         """Push until all is done, or bytes are needed; whether all is done."""
         loop = asyncio.get_running_loop()
-        # The loop lets nobody else wait on a transport's descriptor: a second one for the same socket may.
+        # The loop allows no second waiter on a transport's descriptor: a duplicate of the descriptor is allowed.
         watched = os.dup(self._socket)
         self._finished = loop.create_future()
         loop.add_writer(watched, self._on_writable)
@@ -245,7 +245,7 @@ def gone() -> ClientDisconnected:
 
 
 IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
-"""Who answers, and which answer it is (S3 API, "Common Response Headers")."""
+"""Server and request ids (S3 API, "Common Response Headers")."""
 
 _numbers = itertools.count()
 
@@ -274,10 +274,11 @@ What a pipe may hold without a privilege (/proc/sys/fs/pipe-max-size), too."""
 
 
 def send_span(socket_descriptor: int, span: FileSpan, offset: int, count: int) -> int | None:
-    """Give a socket that never blocks up to STEP_BYTES from byte `offset` of a span's file; how many it has taken.
+    """Give a socket that never blocks up to STEP_BYTES from byte `offset` of a span's file; return how many it has
+    taken.
 
-    None where they are not the bytes any more that were checked: then none of them has been sent. Whoever calls has
-    looked whether they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends
+    None if they are no longer the bytes that were checked: then none of them has been sent. The caller has
+    checked that they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends
     before, OSError when it cannot be read, and as the socket raises it.
     """
     done, count = 0, min(count, STEP_BYTES)
@@ -309,7 +310,7 @@ def _send_once(pipe: _Pipe, socket_descriptor: int, span: FileSpan, offset: int,
 
 
 class _Pipe:
-    """Empty but within `send_span`: what is left over of one file would be sent as another's."""
+    """A pipe that is empty outside `send_span`: left-over bytes of one file would be sent as another's."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -357,8 +358,8 @@ def _null() -> int:
 class FileSender(Sender):
     """The bytes of a span, whose descriptor stays the caller's.
 
-    What has left memory while the client took its time is checked again before it is sent, and comes from memory where
-    it does not stay there. `is_fresh`: the span has just been given, nothing can have left.
+    Bytes that have left memory while the client took its time are checked again before they are sent, and sent from a
+    buffer if they do not stay there. `is_fresh`: the span is new, so that no byte can have left.
 
     BlockDamaged when the file ends early or holds other bytes than it should, OSError when it cannot be read.
     """
@@ -519,7 +520,8 @@ class ResponseWriter:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
     def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> Sender | None:
-        """Give the kernel what it takes of a file now; what is left is for `finish`. `is_fresh` is of FileSender.
+        """Give the kernel as much of a file as it takes now, and return a sender of the rest for `finish`. `is_fresh`
+        is that of FileSender.
 
         Raises as `write_bytes` and `FileSender.push` do.
         """
@@ -626,7 +628,7 @@ class ResponseWriter:
 
 
 class WriteWatch:
-    """Looks now and then whether a connection takes what is sent. Pure but for what it looks at."""
+    """Watches whether a connection takes sent bytes. Pure, except that it reads the connection's state."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -634,7 +636,7 @@ class WriteWatch:
         self._progress_at = 0.0
 
     def stalled(self, transport: asyncio.WriteTransport, writer: ResponseWriter | None, now: float) -> bool:
-        """Whether something waits to be taken, and nothing has been for longer than allowed."""
+        """Return True if bytes wait to be taken, and none were for longer than allowed."""
         unsent_bytes = transport.get_write_buffer_size()
         if not unsent_bytes and (writer is None or not writer.sending):
             self._progress = None

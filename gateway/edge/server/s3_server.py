@@ -28,7 +28,7 @@ from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import ConnectionCounts, Listener
 from gateway.edge.server.prepared import PreparedRequests
-from gateway.edge.server.request_body import ReceiveThreads
+from gateway.edge.server.receiving import ReceiveThreads
 from gateway.edge.server.response import Refusal, not_encrypted, refusal, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 
@@ -39,15 +39,15 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _CANCELLED_TASKS_SECONDS = 5.0
-"""How long requests that were cancelled at the end of the grace time may take to clean up."""
+"""Seconds for the clean-up of requests that were cancelled at the end of the grace time."""
 
 _LASTING_SECONDS = 1.0
 _LASTING_PART_MIN = 0.5
-"""Where most connections end sooner, as with a client that opens one for each request, it costs more to share them out
-than it brings: whoever wakes up first takes the next."""
+"""Share of lasting connections below which processes stop sharing them out: where a client opens one for each request,
+that costs more than it brings, and the process that wakes up first takes the next."""
 
 _OF_LATE = 0.1
-"""What the last one counts for."""
+"""Weight of the last connection in the average."""
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class TlsFiles:
         return context
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Have connections that begin from now on get this certificate; StartupError when it cannot be used."""
+        """Give new connections this certificate; raise StartupError when it cannot be used."""
         try:
             with self.certificate.in_memory() as certificate, self.key.in_memory() as key:
                 context.load_cert_chain(certificate, key)
@@ -109,9 +109,9 @@ class S3Server:
         self._state.on_closed, self._state.refusal = self._on_closed, refusal
         self._counts = counts
         self._idle_connections = 0
-        """At the last sweep, without those that have left since."""
+        """Number of idle connections at the last sweep, without those that have ended since."""
         self._lasting_part = 1.0
-        """Of the connections that have ended of late, those that have lasted."""
+        """Share of recently ended connections that were lasting."""
         self._listeners = [Listener(listening, self._on_connection, self._is_others_turn) for listening in sockets]
         self._openings: dict[asyncio.Task[None], None] = {}
         self._connections_max = self._limits.connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -119,7 +119,7 @@ class S3Server:
         """No connection waits for a request; looked up again at the next sweep."""
         self._receive_threads = receive_threads or ReceiveThreads()
 
-    def follow(self, tls: TlsFiles | None) -> None:
+    def apply_settings(self, tls: TlsFiles | None) -> None:
         """The certificate may have been renewed; StartupError when it cannot be used, and the one before stays."""
         if tls is not None and self._tls is not None:
             tls.context()  # one that does not fit its key leaves what is loaded as it is
@@ -135,7 +135,7 @@ class S3Server:
 
     @property
     def draining(self) -> bool:
-        """It was told to stop: nothing is accepted any more."""
+        """True once it was told to stop: it accepts no connection any more."""
         return self._state.draining
 
     async def serve(self, stop: asyncio.Event, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:
@@ -205,8 +205,8 @@ class S3Server:
         del self._openings[opening]
 
     def _make_room(self) -> bool:
-        """Have the connections that have waited the longest for a request go, some at once, else those that linger;
-        False: there are none."""
+        """Close the connections that have waited the longest for a request, some at once, else those that linger.
+        Return False if there are none."""
         if self._all_at_work:
             return False
         connections = cast("Iterable[S3Protocol]", self._state.connections)
@@ -243,7 +243,7 @@ class S3Server:
             raise
 
     async def _begins_in_plain_text(self, connection: socket.socket) -> bool:
-        """Whether the first byte is that of a method, and of no TLS record. OSError when none comes in time."""
+        """Return True if the first byte is a method's and not a TLS record's. OSError when none comes in time."""
         loop, first = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(connection.fileno(), first.set)
         try:

@@ -1,6 +1,5 @@
-"""What the connections of one server share: bounds on what all of them hold, and a watch over those that nobody reads
-from, whose clients may have left.
-"""
+"""The shared state of one server's connections: bounds on what all of them hold, and a watch over unread connections,
+whose clients may have left."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class ClientWatch:
             self._epoll.register(duplicate, select.EPOLLRDHUP if on_end is not None else 0)
 
     def forget(self, owner: object) -> None:
-        """Idempotent."""
+        """Forget an owner; may be repeated."""
         watched = self._watched.pop(owner, None)
         if watched is not None:
             del self._owners[watched.descriptor]
@@ -103,7 +102,7 @@ class ClientWatch:
         for descriptor, events in self._epoll.poll(0):
             owner = self._owners.get(descriptor)
             if owner is None:
-                continue  # what was called before has ended this watch
+                continue  # an earlier callback has ended this watch
             watched = self._watched[owner]
             if events & (select.EPOLLERR | select.EPOLLHUP):
                 self.forget(owner)
@@ -114,7 +113,7 @@ class ClientWatch:
 
 
 class InputFlow(FlowControl):
-    """uvicorn's; calls `on_unread` when nobody reads any more, and `on_read` when somebody does again."""
+    """uvicorn's flow control; calls `on_unread` when reading pauses, and `on_read` when it resumes."""
 
     def __init__(
         self, transport: asyncio.Transport, on_unread: Callable[[], None], on_read: Callable[[], None]

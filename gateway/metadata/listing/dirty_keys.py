@@ -26,16 +26,16 @@ from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environ
 from gateway.metadata.listing.pages import END, Keys, Listed, ListRequest, Page, Record, key_successor
 
 PAGE_SECONDS_MAX = 300.0
-"""So long the keys are kept that a page of the origin may still contradict."""
+"""Seconds for which written keys are kept, as a page of the origin may still contradict their truth."""
 
 WRITE_SECONDS_MAX = 86_400.0
-"""A write without an answer for so long has none to come: whoever sent it was killed."""
+"""Seconds after which a write without an answer counts as over: its sender was killed."""
 
 DIRTY_KEYS_MAX = 100_000
-"""More, and the oldest are let go of, with what the index says around them (`ListingStore.sweep`)."""
+"""Limit above which the oldest are dropped, with the index's knowledge around them (`ListingStore.sweep`)."""
 
 REFUSED_FROM = 2
-"""So many times DIRTY_KEYS_MAX are never exceeded: a further write voids all that is known of its bucket instead."""
+"""Multiple of DIRTY_KEYS_MAX that is never exceeded: a further write voids the index of its whole bucket instead."""
 
 WRITTEN_MAX = 256
 """Written keys between two others: with more, it is not known what lies there."""
@@ -95,12 +95,12 @@ class DirtyKeys:
             return self._number(transaction, _LAST)
 
     def floor(self) -> int:
-        """What the origin was asked for at a lower number is not learned."""
+        """Return the number below which the origin was asked too early for its answer to be learned."""
         with self._environment.begin() as transaction:
             return self._number(transaction, _FLOOR)
 
     def begin(self, write: OwnWrite, seconds: float) -> None:
-        """It is about to be sent; not noted where there are too many dirty keys already."""
+        """Note a write before it is sent, unless there are too many dirty keys already."""
         with self._environment.begin(write=True) as transaction:
             if self._count(transaction, self._dirty) + len(write.keys) > REFUSED_FROM * DIRTY_KEYS_MAX:
                 return
@@ -111,7 +111,7 @@ class DirtyKeys:
         write.is_noted = True
 
     def end(self, write: OwnWrite, seconds: float) -> None:
-        """It has been answered, or never will be."""
+        """Note that a write was answered, or never will be."""
         if not write.is_noted:
             return
         with self._environment.begin(write=True) as transaction:
@@ -162,7 +162,7 @@ class DirtyKeys:
     # --- letting go -------------------------------------------------------------------------------------------------
 
     def crowd(self) -> float:
-        """How many dirty keys there are, in parts of DIRTY_KEYS_MAX; or clean ones, where they are more."""
+        """Return the number of dirty keys or of clean ones, whichever is larger, as a fraction of DIRTY_KEYS_MAX."""
         with self._environment.begin() as transaction:
             return max(self._count(transaction, table) for table in (self._dirty, self._clean)) / DIRTY_KEYS_MAX
 
@@ -179,10 +179,10 @@ class DirtyKeys:
                 transaction.put(_FLOOR, _NUMBER.pack(number), db=self._numbers)
 
     def let_go(self, dirty: Iterable[WrittenKey], clean: Iterable[WrittenKey]) -> None:
-        """Forget these, but those written again meanwhile.
+        """Delete these keys, except those written again meanwhile.
 
-        None has a number above the floor, and nobody is landing what was asked for below it. The index says nothing of
-        the dirty ones.
+        Their numbers must not be above the floor, no answer to a question asked below the floor may be landing, and the
+        index must not contain the dirty ones.
         """
         with self._environment.begin(write=True) as transaction:
             for table, keys in ((self._dirty, dirty), (self._clean, clean)):
@@ -193,7 +193,7 @@ class DirtyKeys:
                         transaction.delete(row_key, db=table)
 
     def recover(self) -> None:
-        """Nobody writes, and no page is on its way: to be called by the first process that opens them."""
+        """End all writes and forget clean keys. Only the first process that opens the tables may call this."""
         with self._environment.begin(write=True) as transaction:
             transaction.drop(self._clean, delete=False)
             cursor = transaction.cursor(db=self._dirty)
@@ -266,17 +266,15 @@ def _rows(
 
 
 class Written(Protocol):
-    """Where written keys come from."""
-
     def __call__(self, start: bytes, stop: bytes, count: int) -> list[bytes]:
         """The first `count` written keys of [start, stop), in order."""
 
 
 class Overlaid:
-    """`Keys` of which some are not what the index says: those that were written.
+    """Keys of the index, corrected by written keys.
 
-    Of a written key the truth counts: its record, or None where there is no such object. Of one whose truth is not
-    there yet it is noted that it was come across, and it is left out. `is_unknown`: there were too many of them.
+    Truth replaces the index's record of a written key: a record, or None if there is no such object. A written key
+    whose truth is not known yet is left out and noted. `is_unknown`: there were too many of them.
     """
 
     def __init__(self, keys: Keys, written: Written, truths: Mapping[bytes, Record | None]) -> None:
@@ -298,9 +296,9 @@ class Overlaid:
         return found[:count]
 
     def needed(self, wanted: ListRequest, page: Page) -> list[bytes]:
-        """Of the keys come across without their truth, those that may make another page of it.
+        """Return the noted keys without a truth that may change the page.
 
-        A common prefix that is listed because of another key is listed whatever becomes of them.
+        A common prefix that another key causes is listed whatever becomes of them.
         """
         listed = frozenset(page.prefixes)
         end = key_successor(page.last) if page.is_truncated else wanted.stop

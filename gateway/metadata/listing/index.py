@@ -17,7 +17,15 @@ from gateway.core.errors import StoreUnavailable
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
-from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until
+from gateway.metadata.listing.ranges import (
+    Batch,
+    Interval,
+    KeyBound,
+    QueryStamp,
+    answerable,
+    covered_ranges,
+    known_until,
+)
 from gateway.metadata.listing.records import (
     OWN_TEMPLATE,
     numbered,
@@ -43,7 +51,7 @@ WAITING_MAX = 64
 
 
 SWEEPS_MAX = 1024
-"""Sweeps that wait at most."""
+"""Limit of waiting sweeps."""
 
 SWEEPS_BEHIND_MAX = 16
 """With more, own writes wait."""
@@ -53,7 +61,7 @@ LAND_SECONDS_MAX = 10.0
 
 
 class IndexWriter:
-    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+    """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
     def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
         self._store = store
@@ -66,7 +74,7 @@ class IndexWriter:
         self._writing: asyncio.Task[None] | None = None
 
     def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
-        """Have them written soon; `is_truth`: each is about a single key whose range may be known already."""
+        """Write the batches soon; `is_truth`: each describes a single key whose range may be known already."""
         if len(self._waiting) >= WAITING_MAX:
             self._not_kept(_keys(batches))
             return
@@ -91,7 +99,7 @@ class IndexWriter:
             self._sweeping = asyncio.create_task(self._sweep(), name="dirty keys sweep")
 
     async def keep_up(self, seconds_max: float) -> None:
-        """Wait until few sweeps wait, or for so long: whoever writes faster than they come, writes slower then."""
+        """Wait until few sweeps wait, `seconds_max` at most: this slows callers that write faster than sweeps."""
         if self._sweeping is not None and self._sweeps > SWEEPS_BEHIND_MAX and not self._thread.is_stuck(seconds_max):
             await asyncio.wait((self._sweeping,), timeout=seconds_max)
 
@@ -101,7 +109,7 @@ class IndexWriter:
             await going_on
 
     async def close(self) -> bool:
-        """Write what is left; False when that takes too long, and the thread is left behind."""
+        """Write the remaining batches. Return False when that takes too long; the thread is left behind then."""
         if not self._thread.is_stuck(LAND_SECONDS_MAX):
             await self.settle()
         return await self._thread.close(LAND_SECONDS_MAX)
@@ -145,19 +153,19 @@ T = TypeVar("T")
 
 
 class SharedQuestions(Generic[T]):
-    """Those under way."""
+    """Questions to the origin that are under way."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, tuple[QueryStamp, asyncio.Task[T]]] = {}
         self._waiters: Counter[asyncio.Task[T]] = Counter()
 
     async def ask(
-        self, question: Hashable, asked: QueryStamp, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
+        self, question: Hashable, asked: QueryStamp, bound: KeyBound, send: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
-        """The answer to `question`, sent by `send` unless somebody's is under way that was sent recently enough.
+        """Return another caller's answer to `question` if recent enough, else that of `send`; raise as `send`.
 
-        `asked` is the present moment. Whoever leaves, the answer is waited for and learned; raises as `send` does.
-        Each account has questions of its own: what it may not have is no other's failure.
+        `asked` is the present moment. The answer is learned even if all callers leave. Each account has questions of
+        its own, so that one account's denied access fails no other.
         """
         question = ACCOUNT.get(), question
         running = self._running.get(question)
@@ -174,7 +182,7 @@ class SharedQuestions(Generic[T]):
         return await send()
 
     async def _outcome(self, question: Hashable, task: asyncio.Task[T]) -> T:
-        """Whoever leaves, others have it; where nobody is left and the origin was not asked yet, it is not asked."""
+        """Wait for the answer. When the last caller leaves before the origin was asked, the question is not sent."""
         self._waiters[task] += 1
         try:
             return await asyncio.shield(task)
@@ -200,8 +208,8 @@ class SharedQuestions(Generic[T]):
             done.exception()  # looked at: those who waited have it, if any are left
 
 
-def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: Bound) -> bool:
-    """Whether nothing was written between the two moments, and the earlier one is fresh enough."""
+def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: KeyBound) -> bool:
+    """Return True if no write came between the two moments and the earlier one is fresh enough."""
     return earlier.number == now.number >= 0 and bound.allows(earlier.observed_at, now.observed_at)
 
 
@@ -214,31 +222,31 @@ _SWEEP_EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class AuthoritativeEntry:
-    """What the origin says of a key that was written: None is no such object."""
+    """The origin's answer about a written key; None means that there is no such object."""
 
     entry: ListedEntry | None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPage:
     """A page. Records number `templates`."""
 
     page: Page
     templates: Sequence[EntryTemplate]
 
 
-def found_of(page: ListedPage) -> Found:
+def found_of(page: ListedPage) -> FoundPage:
     """A page as the origin has answered it."""
     listed, templates = numbered(page.entries)
     last_key = listed[-1][0] if listed else b""
     last_prefix = page.prefixes[-1] if page.prefixes else b""
     last, is_truncated = max(last_key, last_prefix), page.next_token is not None
-    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
+    return FoundPage(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsLookup:
-    """The page is known but for these keys, which were written: their truth must be asked for."""
+    """A page that lacks only these written keys: the caller must ask the origin for their truth."""
 
     keys: list[bytes] = field(default_factory=list)
 
@@ -246,8 +254,8 @@ class NeedsLookup:
 class ListingIndex:
     """One process's view of the index that all workers share; made by the catalog, which closes it too.
 
-    Without `opened` it is switched off: it knows nothing and learns nothing, and no question is shared, as nobody knows
-    what was written since it was sent.
+    Without `opened` it is switched off: it knows nothing, learns nothing and shares no question, as writes since then
+    are unknown.
     """
 
     def __init__(
@@ -261,7 +269,7 @@ class ListingIndex:
         self._noting = DiskThread("own writes")
         self._noted = 0
         self.observer = observer
-        self.questions: SharedQuestions[Found] = SharedQuestions()
+        self.questions: SharedQuestions[FoundPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -269,12 +277,12 @@ class ListingIndex:
         self,
         bucket: str,
         wanted: ListRequest,
-        bound: Bound,
+        bound: KeyBound,
         *,
         with_owner: bool,
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
-    ) -> Found | NeedsLookup | None:
+    ) -> FoundPage | NeedsLookup | None:
         """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
 
         `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
@@ -282,7 +290,7 @@ class ListingIndex:
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
-        found: Found | NeedsLookup | None
+        found: FoundPage | NeedsLookup | None
         try:
             # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
             with dirty.written(bucket) as written, store.view(bucket) as view:
@@ -293,17 +301,17 @@ class ListingIndex:
                     return None
                 if not written(wanted.start, wanted.stop, 1):
                     page = take(view, wanted, until)
-                    found = None if page is None else Found(page, ())
+                    found = None if page is None else FoundPage(page, ())
                 else:
                     found = _merged(store, view, wanted, until, written, truths or {})
-            if isinstance(found, Found):
+            if isinstance(found, FoundPage):
                 return _with_templates(store, found, with_owner=with_owner)
             return found
         except (lmdb.Error, IndexError, ValueError):
             return None
 
-    def entry(self, bucket: str, key: str, bound: Bound) -> ListedEntry | None:
-        """What was listed of a key within the bound; None where that is not known, and where there is no such key."""
+    def entry(self, bucket: str, key: str, bound: KeyBound) -> ListedEntry | None:
+        """Return the listed entry of a key within the bound; None if unknown or if there is no such key."""
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
@@ -325,7 +333,7 @@ class ListingIndex:
             return None
 
     def asked(self, bucket: str) -> QueryStamp:
-        """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
+        """Return the present moment, to be taken before the origin is asked for what `learn` or `learn_truth` keeps."""
         observed = self.moment(bucket)
         try:
             if self._opened is not None:
@@ -336,7 +344,9 @@ class ListingIndex:
 
     # --- being told -------------------------------------------------------------------------------------------------
 
-    def learn(self, bucket: str, wanted: ListRequest, found: Found, asked: QueryStamp, *, merge_seconds: float) -> None:
+    def learn(
+        self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
+    ) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
         if self._writer is None:
             return
@@ -366,7 +376,7 @@ class ListingIndex:
         return await self._writer.land([batch])
 
     def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
-        """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
+        """Return the valid intervals of [start, stop), of any age, in order. Blocks; raises lmdb.Error."""
         if self._opened is None:
             return []
         epoch = self._epochs.of_bucket(bucket)
@@ -375,7 +385,7 @@ class ListingIndex:
         return [one for one in around if one.observed_at.epoch == epoch]
 
     def count(self, bucket: str, start: bytes, stop: bytes, keys_max: int) -> tuple[int, bytes | None]:
-        """How many keys the index has in [start, stop), and where to go on where it looked at `keys_max` only.
+        """Count the index's keys in [start, stop), `keys_max` at most. Return also where to go on if it stopped there.
 
         Blocks; raises lmdb.Error.
         """
@@ -417,12 +427,12 @@ class ListingIndex:
         return write
 
     def void_if_not_noted(self, write: OwnWrite) -> None:
-        """To be called before anybody is told that the write has been carried out. Waits for nothing."""
+        """Void the bucket of a write that is not noted. Call this before the client gets its answer. Never waits."""
         if not write.is_noted:
             self._epochs.change_bucket(write.bucket)
 
     async def end_write(self, write: OwnWrite) -> None:
-        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        """Note that a write was answered, or never will be. Otherwise its keys are asked about for longer."""
         self.void_if_not_noted(write)
         if self._opened is not None and (write.is_noted or self._noting.waiting):
             ending = self._noting.submit(
@@ -454,7 +464,7 @@ class ListingIndex:
         has_landed = self._writer is None or await self._writer.close()
         return await self._noting.close(NOTE_SECONDS_MAX) and has_landed
 
-    def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
+    def _known_until(self, view: View, bucket: str, start: bytes, bound: KeyBound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
         return known_until(view.intervals(start), start, lambda observed: bound.allows(observed, now, stale=stale))
 
@@ -466,7 +476,7 @@ def _merged(
     until: bytes,
     written: Written,
     truths: Mapping[bytes, AuthoritativeEntry],
-) -> Found | NeedsLookup | None:
+) -> FoundPage | NeedsLookup | None:
     """With the truth of keys that were written in the place of the index's word."""
     templates = store.all_templates() if truths else []
     known: dict[bytes, Record | None] = {}
@@ -480,10 +490,10 @@ def _merged(
     if page is None or keys.is_unknown:
         return None
     needed = keys.needed(wanted, page)
-    return NeedsLookup(needed) if needed else Found(page, templates)
+    return NeedsLookup(needed) if needed else FoundPage(page, templates)
 
 
-def _with_templates(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
+def _with_templates(store: ListingStore, found: FoundPage, *, with_owner: bool) -> FoundPage | None:
     """With the templates of all records; None where owners are wanted and not known."""
     numbers = templates_of(found.page.keys)
     templates = found.templates or store.templates(numbers - {OWN_TEMPLATE})
@@ -492,7 +502,7 @@ def _with_templates(store: ListingStore, found: Found, *, with_owner: bool) -> F
         numbers = templates_of(found.page.keys)
     if with_owner and any(templates[number].owner is None for number in numbers):
         return None
-    return Found(found.page, templates)
+    return FoundPage(found.page, templates)
 
 
 def _begin(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:

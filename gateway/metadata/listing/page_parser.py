@@ -33,7 +33,7 @@ _BEGIN, _END, _BETWEEN = b"<Contents><Key>", b"</Contents>", b"</Contents><Conte
 class PackedPage:
     """Keys in order with their records, which number `templates`. `next_token` None: it is the last page.
 
-    `is_cut`: there are keys at or behind the place at which it was to be cut.
+    `is_cut`: keys at or behind the requested cut were left out.
     """
 
     listed: list[Listed]
@@ -43,9 +43,9 @@ class PackedPage:
 
 
 def packed_page(body: bytes, stop: bytes = END) -> PackedPage:
-    """What of a page lies before `stop`; it was asked for with `encoding-type=url`, `fetch-owner` and no delimiter.
+    """Return a page's keys before `stop`; its request had `encoding-type=url`, `fetch-owner` and no delimiter.
 
-    OriginBodyError as `parse_listed_page`.
+    Raises OriginBodyError as `parse_listed_page`.
     """
     quick = _quick(body, stop)
     if quick is not None:
@@ -77,7 +77,7 @@ def _quick(body: bytes, stop: bytes) -> PackedPage | None:
 
 
 def _place_of(stop: bytes, body: bytes, low: int, high: int, *, url: bool) -> int | None:
-    """Where in the entries from `low` to `high` the first begins whose key is not before `stop`; `high`: none does.
+    """Return where the first entry begins, from `low` on, whose key is not before `stop`; `high` if none.
 
     None: a key is written in a way that only the XML parser reads.
     """

@@ -29,22 +29,20 @@ def prefix_end(prefix: bytes) -> bytes:
 
 Record: TypeAlias = bytes
 Listed: TypeAlias = tuple[bytes, Record]
-"""A key and what is known of its object (records.py)."""
+"""A key and its object's record (records.py)."""
 
 
 class Keys(Protocol):
-    """Where keys come from."""
-
     def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
         """The first `count` keys of [start, stop), in order; fewer only when there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListRequest:
-    """What a page is asked of.
+    """The request for a page.
 
     `after` is the place of the page before: a key, or, with `skip`, a common prefix with all that is under it. `limit`
-    counts keys and common prefixes together. Of a page that is put together of several, each is of [`begin`, `until`).
+    counts keys and common prefixes together. [`begin`, `until`) limits each part of a page that is composed of several.
     """
 
     prefix: bytes = b""
@@ -74,7 +72,7 @@ class ListRequest:
         return None if found < 0 else key[: found + len(self.delimiter)]
 
     def is_behind(self, common_prefix: bytes) -> bool:
-        """Whether a common prefix is still to be listed: S3 leaves out those that are not greater than `after`."""
+        """Return True if `common_prefix` must be listed: S3 leaves out those that are not greater than `after`."""
         return common_prefix > self.after
 
 
@@ -90,7 +88,7 @@ class Page:
 
 
 def take(keys: Keys, wanted: ListRequest, known_until: bytes) -> Page | None:
-    """The page, of keys of which all are known up to a place; None when that is not enough to tell."""
+    """Return the page from keys that are complete below `known_until`; None when they do not suffice."""
     if wanted.limit == 0:
         return Page()
     if wanted.delimiter:

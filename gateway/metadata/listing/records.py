@@ -1,6 +1,6 @@
-"""What the index keeps of an object, packed, unpacked, and as the `<Contents>` of a listing. Pure.
+"""The index's record of an object: packed, unpacked, and as the `<Contents>` of a listing. Pure.
 
-u32 seconds · u16 milliseconds · u16 number of the template · u48 size · u16 parts · 16 bytes MD5 · what else there is
+u32 seconds · u16 milliseconds · u16 number of the template · u48 size · u16 parts · 16 bytes MD5 · the rest
 
 docs/on-disk-format.md is the reference.
 """
@@ -50,7 +50,7 @@ def pack(entry: ListedEntry, template: int) -> bytes:
 
 
 def unpack(key: bytes, record: bytes, templates: Sequence[EntryTemplate]) -> ListedEntry:
-    """What was packed; IndexError when the record names a template that is not there."""
+    """Unpack a record; raise IndexError when it names an unknown template."""
     modified, etag, size_bytes = version_of(record)
     return ListedEntry(key, modified, etag, size_bytes, templates[template_of(record)])
 
@@ -65,7 +65,7 @@ def version_of(record: bytes) -> tuple[str, str, int]:
 
 
 def etag_and_size(record: bytes) -> tuple[str, int]:
-    """Of the object's version, in bytes, without unpacking the rest; struct.error for what is no record."""
+    """Return the version's ETag and size in bytes without unpacking the rest; raise struct.error for no record."""
     _, _, _, size, digest = FIXED.unpack_from(record)
     if len(record) > FIXED.size:
         return odd_date_and_etag(record)[1], size & SIZE_MASK
@@ -125,7 +125,6 @@ def numbered_here(
 
 
 def template_of(record: bytes) -> int:
-    """The number of the record's template."""
     return int.from_bytes(record[_TEMPLATE_AT : _TEMPLATE_AT + 2], "little")
 
 
@@ -137,7 +136,7 @@ def templates_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
 
 
 def odd_date_and_etag(record: bytes) -> tuple[str, str]:
-    """Of a record longer than `FIXED`: date and ETag as the origin sent them."""
+    """Return date and ETag as the origin sent them, from a record longer than `FIXED`."""
     date, _, etag = record[FIXED.size :].decode("utf-8", "replace").partition("\n")
     return date, etag
 
@@ -148,7 +147,6 @@ def _own_template_end(record: bytes) -> int:
 
 
 def pack_template(template: EntryTemplate) -> bytes:
-    """A template as it lies in the index."""
     return orjson.dumps(list(template))
 
 
@@ -247,7 +245,7 @@ def _end(template: EntryTemplate, *, owner: bool) -> tuple[str, str]:
 
 
 def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:
-    """Each as `encoded`. Whether any of them needs care is asked of all at once: in most pages none does."""
+    """Encode each as `encoded`. One test of all finds out whether any needs care: in most pages none does."""
     together = b"\n".join(keys)
     if together.translate(None, _UNRESERVED if url else _NEEDS_NO_XML) == b"\n" * (len(keys) - 1):
         return together.decode().split("\n") if keys else []

@@ -2,11 +2,11 @@
 
     entries  bucket number, key → record (records.py)
     ranges   bucket number, start → stop, and when it was learned (ranges.py)
-    templates    number → what records say in common
+    templates    number → common part of records
     buckets  name → number
 
-Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). What is here can always be
-asked of the origin again, so that trouble with the disk is a miss.
+Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). The origin can always
+repeat its content, so that trouble with the disk is a miss.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gateway.metadata.listing.records import (
 from gateway.s3.list_result import EntryTemplate
 
 NUMBER_BYTES = 4
-"""Of a bucket's number, in front of each place."""
+"""Length of a bucket's number, which precedes each key."""
 
 _OBSERVED = struct.Struct("<QdI")
 
@@ -125,7 +125,7 @@ def _interval(start: bytes, value: bytes) -> Interval:
 
 
 SIZE_BYTES_MAX = 32 * 1024**3
-"""What the entries may take: about 300 million keys."""
+"""Limit of the entries' size: about 300 million keys."""
 
 LANDED_PER_TRANSACTION = 512
 """Half a millisecond, or one and a half on a slow machine."""
@@ -134,13 +134,13 @@ TEMPLATES_MAX = 4096
 """Forms with a number. Entries of any other have it in their record: larger, and no end."""
 
 UNKNOWN_BOOT = 0
-"""That of what an S3 Inventory tells: older than all own writes, and believed where nothing is known of them."""
+"""Boot number of S3 Inventory entries: older than all own writes, believed where no write is known."""
 
 _SWEEPS_IN_PEACE = 8
 """With few dirty keys every so many sweeps do."""
 
 _PART_WORK = 8
-"""What a batch costs besides its keys, in keys."""
+"""Fixed cost of a batch, in keys."""
 
 _MAP_BYTES_OVER_SIZE = 2
 _PAGE_BYTES = 4096
@@ -187,7 +187,7 @@ class ListingStore:
 
     @contextmanager
     def view(self, bucket: str) -> Iterator[View | None]:
-        """What is known of a bucket, as long as the context lasts; None: nothing."""
+        """Yield a read view of a bucket; None if it is unknown."""
         with self._environment.begin() as transaction:
             number = self._number(transaction, bucket)
             yield None if number is None else View(transaction, self._entries, self._ranges, number)
@@ -207,13 +207,12 @@ class ListingStore:
         return list(self._templates)
 
     def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
-        """Keep the beginning of what the origin has said. Blocks for about a millisecond.
+        """Write the beginning of the batches. Blocks for about a millisecond.
 
-        Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were:
-        another date, ETag or size, or none.
-        Keys that were written since the origin was asked (dirty_keys.py) stay as they are. Nothing is kept of a batch
-        that was asked for below the floor, or before the bucket was written, or before what is known already. `seconds`
-        is the time now. Raises lmdb.Error when the disk cannot take it.
+        Returns the rest, for the next call, and the known keys whose date, ETag or size changed or that no longer
+        exist. Keys that were written since the origin was asked (dirty_keys.py) stay as they are. A batch is dropped if
+        the origin was asked below the floor, before a write of the bucket, or before the index's own knowledge.
+        `seconds` is the time now. Raises lmdb.Error when the disk cannot take it.
         """
         landed, changed, work = list[Batch](), list[bytes](), 0
         self._know_templates()
@@ -280,7 +279,7 @@ class ListingStore:
         clean = [one for one in clean if is_old(one)]
         if not dirty and not clean:
             return
-        # First nobody lands any more what may contradict them. Who was about to has done so when the lock is ours.
+        # First no process lands anything that may contradict them: a landing has ended when we hold the lock.
         self._dirty.raise_floor(max(one.number for one in (*dirty, *clean)))
         with self._environment.begin(write=True) as transaction:
             if crowd > 1:
@@ -412,7 +411,7 @@ class ListingStore:
             return known
         packed, known_count = pack_template(template), len(self._templates)
         rows: Cursor = transaction.cursor(db=self._templates_table)
-        if rows.set_range(_template_key(known_count)):  # what this transaction may take back is not remembered
+        if rows.set_range(_template_key(known_count)):  # templates of this open transaction are not remembered
             for row_key, other in rows:
                 if other == packed:
                     return int.from_bytes(row_key, "big")
@@ -473,10 +472,10 @@ def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, 
 
 
 def _put_new(transaction: lmdb.Transaction, table: Table, rows: Sequence[tuple[bytes, bytes]]) -> None:
-    """Rows in order, none of which are there, nor any between them.
+    """Insert new rows, in order, with no existing rows between them.
 
-    LMDB fills a page to its end only with what comes behind all that is on it, else it leaves it half empty for good.
-    So what follows on the page is taken out first and put back behind.
+    LMDB fills a page completely only if rows come behind all others on it, else it leaves the page half empty for good.
+    So this takes out the rows that follow on the page first and puts them back behind.
     """
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""What two sets of objects, each in the order of its keys, do not have in common."""
+"""The differences between two sets of objects, each in the order of its keys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is known of a snapshot as a whole: its name, and the manifest beside its objects; docs/on-disk-format.md.
+"""The manifest of a snapshot, which lies beside its objects; docs/on-disk-format.md.
 
-"forebay snapshot 2", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
+"forebay snapshot 2", the CRC32C of the rest in hexadecimal digits, LF, the manifest as JSON
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import orjson
 from awscrt import checksums
 
 from gateway.core.errors import SnapshotUnusable
-from gateway.metadata.snapshots.object_file import Extent, Layout
+from gateway.metadata.snapshots.object_file import Layout, ObjectFileExtent
 from gateway.policy.slots import Prefix
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 _MAGIC = "forebay snapshot"
 
 SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -100,7 +100,7 @@ def unpack(content: bytes, name: str) -> Manifest:
     try:
         fields = orjson.loads(document)
         data = fields.pop("layout")
-        layout = Layout(data["size_bytes"], Extent(*data["root"]), Extent(*data["forms"]))
+        layout = Layout(data["size_bytes"], ObjectFileExtent(*data["root"]), ObjectFileExtent(*data["forms"]))
         manifest = Manifest(**fields, layout=layout)
     except (ValueError, TypeError, KeyError) as error:
         raise SnapshotUnusable(f"the manifest of snapshot {name!r} cannot be read: {error}") from None

@@ -37,7 +37,7 @@ class BadLine(ForebayError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first line says. `objects` and `digest` None: it does not say them, and nothing is compared."""
+    """The first line. If `objects` or `digest` is None, the reader compares nothing."""
 
     prefix: Prefix
     origin: str
@@ -54,7 +54,6 @@ def header_line(manifest: Manifest, templates: Sequence[EntryTemplate]) -> bytes
 
 
 def object_lines(entries: Sequence[ListedEntry], templates: Sequence[EntryTemplate]) -> bytes:
-    """The lines of some objects."""
     numbers = {template: number for number, template in enumerate(templates)}
     return b"".join([_object_line(entry, numbers[entry.template]) for entry in entries])
 

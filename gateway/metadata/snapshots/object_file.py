@@ -1,8 +1,8 @@
 """A snapshot's objects in one file, written once in the order of their keys; docs/on-disk-format.md is the reference.
 
 A tree of nodes: leaves hold keys and records (listing/records.py), branches hold the first key of each child, and where
-it lies with its CRC32C. The manifest names the root in the same way. So whoever opens a file reads the root, whatever
-its size, and each node is verified when it is read. It is read and never mapped: a disk that fails, or a file that was
+it lies with its CRC32C. The manifest names the root in the same way. So a reader opens a file of any size by reading
+its root, and each node is verified when it is read. It is read and never mapped: a disk that fails, or a file that was
 cut, is an error and not the end of the process.
 """
 
@@ -32,7 +32,7 @@ NODE_BYTES = 4096
 """A node is written once it has so many: some forty objects."""
 
 BRANCHES_KEPT = 1024
-"""Of one file in memory, about 10 MiB: of fewer than two million objects a look-up reads one leaf."""
+"""Branches of one file in memory, about 10 MiB: below two million objects a look-up reads one leaf."""
 
 _MAGIC = b"forebay objects\n"
 _BESIDE_KEYS = b"\xff"
@@ -42,8 +42,8 @@ _HEAD = struct.Struct("<HHII")
 """The level of a node (0: a leaf), the size of each value (0: they differ), how many, and the bytes of all keys."""
 
 
-class Extent(NamedTuple):
-    """Where something lies in the file, and the CRC32C that it must have."""
+class ObjectFileExtent(NamedTuple):
+    """A place in the file, and the CRC32C of its bytes."""
 
     offset: int
     size_bytes: int
@@ -54,11 +54,11 @@ _EXTENT = struct.Struct("<QII")
 
 
 class Layout(NamedTuple):
-    """What must be known of a file to read it."""
+    """The extents that a reader needs to start."""
 
     size_bytes: int
-    root: Extent
-    templates: Extent
+    root: ObjectFileExtent
+    templates: ObjectFileExtent
 
 
 class _Leaf:
@@ -97,7 +97,7 @@ class _Branch:
 
     def __init__(self, node: _Leaf) -> None:
         self._keys = node.keys
-        self.children = [Extent(*_EXTENT.unpack(extent)) for extent in node.values(0, node.count)]
+        self.children = [ObjectFileExtent(*_EXTENT.unpack(extent)) for extent in node.values(0, node.count)]
 
     def child(self, key: bytes) -> int:
         """The number of the child that the key lies in, or would."""
@@ -133,7 +133,7 @@ class ObjectFile:
         self._file.close()
 
     def record(self, key: bytes) -> bytes | None:
-        """What is kept of an object; None: there is no such object. Microseconds: it may run on the event loop."""
+        """Return an object's record; None: no such object. Takes microseconds, so it may run on the event loop."""
         return self._leaf(key).record(key)
 
     def entry(self, key: bytes, record: bytes) -> ListedEntry:
@@ -180,7 +180,7 @@ class ObjectFile:
             node = self._node(node.children[node.child(key)])
         return node
 
-    def _leaves(self, extent: Extent, start: bytes) -> Iterator[_Leaf]:
+    def _leaves(self, extent: ObjectFileExtent, start: bytes) -> Iterator[_Leaf]:
         """In order, from the one that `start` lies in, or would."""
         node = self._node(extent)
         if isinstance(node, _Leaf):
@@ -191,7 +191,7 @@ class ObjectFile:
         for child in node.children[first + 1 :]:
             yield from self._leaves(child, b"")
 
-    def _node(self, extent: Extent) -> _Leaf | _Branch:
+    def _node(self, extent: ObjectFileExtent) -> _Leaf | _Branch:
         branch = self._branches.get(extent.offset)
         if branch is not None:
             return branch
@@ -207,7 +207,7 @@ class ObjectFile:
             self._branches.popitem(last=False)
         return branch
 
-    def _read(self, extent: Extent) -> bytes:
+    def _read(self, extent: ObjectFileExtent) -> bytes:
         try:
             content = os.pread(self._file.fileno(), extent.size_bytes, extent.offset)
         except OSError as error:
@@ -232,7 +232,7 @@ class ObjectFileWriter:
             self._append(0, key, record)
 
     def finish(self, templates: Sequence[EntryTemplate]) -> Layout:
-        """Write what is left, and the templates that records name by their numbers."""
+        """Write the remaining nodes, and the templates that records name by their numbers."""
         level = 0
         while level < len(self._levels) - 1:
             if self._levels[level]:
@@ -240,7 +240,7 @@ class ObjectFileWriter:
             level += 1
         top = self._levels[level]
         is_root_there = level > 0 and len(top) == 1
-        root = Extent(*_EXTENT.unpack(top[0][1])) if is_root_there else self._write(_pack(level, top))
+        root = ObjectFileExtent(*_EXTENT.unpack(top[0][1])) if is_root_there else self._write(_pack(level, top))
         packed = b"\n".join(pack_template(template) for template in templates)
         return Layout(size_bytes=self._offset + len(packed), root=root, templates=self._write(packed))
 
@@ -257,8 +257,8 @@ class ObjectFileWriter:
         rows, self._levels[level], self._sizes[level] = self._levels[level], [], 0
         self._append(level + 1, rows[0][0], _EXTENT.pack(*self._write(_pack(level, rows))))
 
-    def _write(self, content: bytes) -> Extent:
-        extent = Extent(self._offset, len(content), checksums.crc32c(content))
+    def _write(self, content: bytes) -> ObjectFileExtent:
+        extent = ObjectFileExtent(self._offset, len(content), checksums.crc32c(content))
         self._offset += self._file.write(content)
         return extent
 

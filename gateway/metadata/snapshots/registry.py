@@ -33,7 +33,7 @@ LOOK_SECONDS = 1.0
 """A snapshot that was missing, or that the disk did not give, is looked for again no more often."""
 
 NOT_USABLE_STATUS = 409
-"""Clients do not try again what answers 409: nothing gets better before somebody has made the snapshot."""
+"""Clients do not retry a 409: a retry fails until an operator has made the snapshot."""
 
 
 class SnapshotObject(NamedTuple):
@@ -51,8 +51,8 @@ class SnapshotObject(NamedTuple):
 class OpenSnapshot:
     """An open snapshot for one slot.
 
-    Heads of its objects never change, so that those that were used of late are kept here; `lost` are the keys of
-    objects that the origin turned out not to have any more.
+    Heads of its objects never change, so recently used ones stay in memory; `lost` are the keys of objects that the
+    origin turned out not to have any more.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -77,7 +77,7 @@ class OpenSnapshot:
         return SnapshotObject(ObjectVersion(ObjectKey(self._bucket, key), etag, size_bytes), record)
 
     def head(self, key: str, *, with_checksums: bool) -> ObjectHead | None:
-        """What was kept of an object's head, with or without the checksums that only some ask for."""
+        """Return the kept head of an object, with or without the checksums, for which only some callers ask."""
         return self._heads[with_checksums].get(key)
 
     def keep(self, head: ObjectHead, *, with_checksums: bool) -> None:
@@ -91,8 +91,8 @@ class OpenSnapshot:
 class SnapshotRegistry:
     """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
 
-    Without a `store`, where the cache directory cannot be used, slots that name a snapshot cannot be answered. Where
-    slots were changed, `follow` is to be called.
+    Without a `store`, where the cache directory cannot be used, requests in slots that name a snapshot fail. Call
+    `apply_settings` after a change of slots.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SnapshotRegistry:
         observer: SnapshotMetrics,
         homes: Homes | None = None,
     ) -> None:
-        """`homes`: where buckets are; a snapshot of one that was elsewhere is not used. None: nobody knows."""
+        """`homes` tells where buckets are: a snapshot from another home is not used. None: unknown."""
         self._homes = homes or Homes("")
         self._store = store
         self._clock = clock
@@ -121,7 +121,7 @@ class SnapshotRegistry:
         return cls(None, (), SystemClock(), SnapshotMetrics())
 
     def of(self, slot: Slot) -> OpenSnapshot | None:
-        """The snapshot of a slot, where it is open and nothing has changed since; None: `opened` is to be awaited."""
+        """Return the slot's open snapshot if nothing has changed since; None: await `opened`."""
         if self._store is None or self._store.changes.number != self._seen:
             return None
         return self._open.get(slot.name)
@@ -160,7 +160,7 @@ class SnapshotRegistry:
         finally:
             opened.snapshot.close()
 
-    async def follow(self, open_store: Callable[[], SnapshotStore]) -> None:
+    async def apply_settings(self, open_store: Callable[[], SnapshotStore]) -> None:
         """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
         time, in a thread."""
         if self._store is None:
@@ -187,7 +187,7 @@ class SnapshotRegistry:
                 self._store.close()
 
     async def _refresh(self, store: SnapshotStore) -> None:
-        """Let go of what has gone, and open what has come. What cannot be opened is told to who asks for it."""
+        """Close removed snapshots and open new ones. Errors reach the requests that need the snapshot."""
         number, self._looked = store.changes.number, self._clock.monotonic()
         frozen = self._frozen()
         for name in self._open.keys() - {slot.name for slot in frozen}:
@@ -247,9 +247,9 @@ def _let_go(opening: asyncio.Future[Snapshot]) -> None:
 
 
 def check_covers(manifest: Manifest, slot: Slot, homes: Homes) -> None:
-    """SnapshotUnusable when the snapshot is not of all that the slot covers, or was made of the bucket at another home.
+    """Raise SnapshotUnusable when the snapshot does not cover the slot, or was made of the bucket at another home.
 
-    Of what is imported nobody says here where it was made: who imports it says that it is of this bucket.
+    An imported snapshot has no home here: its importer vouches for the bucket.
     """
     home = homes.of(slot.prefix.bucket or "")
     if manifest.made_by and home and manifest.origin and manifest.origin != home:
@@ -265,7 +265,7 @@ def check_covers(manifest: Manifest, slot: Slot, homes: Homes) -> None:
 
 
 def unusable(name: str, error: Exception) -> S3Error:
-    """What to answer where a snapshot is there and cannot be used: 409, or 503 where the disk does not give it now."""
+    """Return the error for a snapshot that exists and cannot be used: 409, or 503 while the disk fails."""
     if isinstance(error, StoreUnavailable):
         return s3_error("ServiceUnavailable", f"The snapshot {name!r} cannot be read: {error}")
     message = f"This is frozen by the snapshot {name!r}, which cannot be used: {error}"
@@ -273,7 +273,7 @@ def unusable(name: str, error: Exception) -> S3Error:
 
 
 def missing(slot: Slot) -> str:
-    """What to tell who asks for something in a slot whose snapshot is not there."""
+    """Return the message for requests in a slot whose snapshot does not exist."""
     return (
         f"The slot {slot.name!r} is frozen by the snapshot {slot.snapshot!r}, which does not exist. "
         f"Make it: forebay snapshot create {slot.snapshot} {slot.prefix}"

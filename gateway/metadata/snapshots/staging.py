@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where the objects come from: the name to be, the prefix, the origin, the job, and when it was begun."""
+    """The future snapshot's name, the prefix and origin of its objects, the job, and its start."""
 
     name: str
     prefix: str
@@ -47,7 +47,7 @@ class Origins:
     made_by: str = ""
 
 
-class Staging:
+class SnapshotStaging:
     """Use `begin`; then add, and `publish` or `discard`, or `leave` for another process to go on."""
 
     def __init__(self, store: SnapshotStore, directory: Path, origins: Origins, snapshot_id: str) -> None:
@@ -58,10 +58,10 @@ class Staging:
         self._table = ObjectTable(directory / _TABLE)
 
     @classmethod
-    def begin(cls, store: SnapshotStore, mark: str, origins: Origins) -> Staging:
-        """Go on with what is there under `mark`, where it is of this boot, or begin.
+    def begin(cls, store: SnapshotStore, mark: str, origins: Origins) -> SnapshotStaging:
+        """Continue a staging of this boot under `mark`, or begin one.
 
-        `origins` of what is gone on with are those that it was begun with. SnapshotConflict when there is a snapshot of
+        A continued staging keeps the `origins` with which it began. Raises SnapshotConflict when there is a snapshot of
         that name, StoreUnavailable when the disk fails.
         """
         directory, name = store.root / f"{NEW}{mark}", valid_name(origins.name)
@@ -82,7 +82,7 @@ class Staging:
             return self._table.last_key()
 
     def totals(self) -> tuple[int, int]:
-        """How many objects there are, and their sizes together, in bytes; StoreUnavailable."""
+        """Return the number of objects and their total size in bytes; raise StoreUnavailable."""
         with _disk_errors():
             sizes = [sum(etag_and_size(record)[1] for _, record in rows) for rows in self._batches()]
             return self._table.count(), sum(sizes)
@@ -130,11 +130,10 @@ class Staging:
         return manifest
 
     def leave(self) -> None:
-        """Close it as it is."""
+        """Close the staging, for another process to continue."""
         self._table.close()
 
     def discard(self) -> None:
-        """Give it up."""
         self._table.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

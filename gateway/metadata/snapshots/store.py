@@ -33,7 +33,7 @@ _FILE_MODE = 0o600
 
 
 class Snapshot:
-    """One that is open: `data` may be read until all who hold it have closed it. Who opens it holds it."""
+    """One that is open: `data` may be read until all who hold it have closed it. Its opener is the first holder."""
 
     def __init__(self, manifest: Manifest, data: ObjectFile) -> None:
         self.manifest = manifest
@@ -81,7 +81,7 @@ class SnapshotStore:
         return [self._info(name) for name in self._names() if self._is_snapshot(name)]
 
     def manifest(self, name: str) -> Manifest:
-        """What is said of a snapshot; NoSuchSnapshot, SnapshotUnusable, StoreUnavailable."""
+        """Return a snapshot's manifest; raise NoSuchSnapshot, SnapshotUnusable or StoreUnavailable."""
         try:
             return unpack((self.root / valid_name(name) / MANIFEST).read_bytes(), name)
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class SnapshotStore:
             snapshot.close()
 
     def open(self, name: str) -> Snapshot:
-        """A snapshot, to be closed again. What is read of it is verified then, so that its size does not matter here.
+        """A snapshot, to be closed again. Reads verify its nodes later, so that its size does not matter here.
 
         NoSuchSnapshot, SnapshotUnusable, StoreUnavailable.
         """
@@ -116,7 +116,7 @@ class SnapshotStore:
             raise StoreUnavailable(f"snapshot {name!r} cannot be opened: {error}") from error
 
     def check(self, name: str, *, whole: bool = False) -> Manifest:
-        """What is said of a snapshot that can be opened, raising as `open`; `whole`: of which all was read. Blocks."""
+        """Return the manifest of a usable snapshot, raising as `open`; `whole`: read all of it. Blocks."""
         with self.opened(name) as snapshot:
             if whole:
                 try:
@@ -143,9 +143,9 @@ class SnapshotStore:
         return manifest
 
     def sweep(self, marks: Collection[str]) -> None:
-        """Clear away what a killed process has left, but for those in the making under `marks`.
+        """Delete leftovers of killed processes, except unfinished snapshots under `marks`.
 
-        The background process alone does so, before it makes or deletes any. StoreUnavailable.
+        Only the background process may call this, before it makes or deletes any. Raises StoreUnavailable.
         """
         kept = {f"{NEW}{mark}" for mark in marks}
         for name in self._names():
@@ -154,7 +154,7 @@ class SnapshotStore:
         self.changes.tell()  # the one who was killed may not have come to it
 
     def close(self) -> None:
-        """Nobody may use it any more; who has a snapshot open closes that."""
+        """Close the store after its last use. Users of open snapshots close those."""
         self.changes.close()
 
     def _names(self) -> list[str]:

@@ -20,11 +20,11 @@ RECEIVED_AT_ONCE_BYTES = 256 * 1024
 
 @dataclass(slots=True)
 class Supervision:
-    """How long the origin may take over one request, in seconds.
+    """Limits of the origin's time for one request, in seconds.
 
     `head_seconds`: until the answer begins, from the last byte of the request on; also until it takes a byte of the
-    request. `progress_seconds`: while somebody reads the body, `progress_bytes` of it have to come in that time. While
-    the origin is silent, `on_silence` is told again and again for how long.
+    request. `progress_seconds`: while the reader takes the body, `progress_bytes` of it have to come in that time.
+    While the origin is silent, `on_silence` gets the seconds of silence again and again.
     """
 
     head_seconds: float
@@ -186,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._queued(termios.FIONREAD)
 
     def unacknowledged_bytes(self) -> int:
-        """What was handed over to be sent, and the other end's machine has not said that it has."""
+        """Return the bytes handed over for sending that the other machine has not acknowledged."""
         return self._transport.get_write_buffer_size() + self._queued(termios.TIOCOUTQ)
 
     def _queued(self, which: int) -> int:
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
         """The last byte has come."""
         self._stream = None
         if keep_alive and self.usable and not self._is_sending:
-            self.go_on()
+            self.resume()
             self.idle_since = self._heard_at
             self._on_free(self)
         else:
@@ -215,8 +215,8 @@ class Connection(asyncio.BufferedProtocol):
             self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
-        """Somebody has read. That nobody did was no silence of the origin."""
+    def resume(self) -> None:
+        """Resume reading after the reader has taken bytes. The pause does not count as the origin's silence."""
         if self._paused and (self._stream is None or self._stream.is_little):
             self._paused = False
             self._put_off(self._loop.time() - self._paused_at)

@@ -1,8 +1,8 @@
-"""The answer to one request, as it comes: its head (RFC 9112; httptools reads the lines, what is left to us is how the
-body ends), and its body, held in memory until it is taken, or received where it is to stay.
+"""The answer to one request, as it arrives: its head (RFC 9112; httptools parses lines, this module finds the end of
+the body), and its body, held in memory until it is taken, or received into its destination.
 
-`HttpResponse` is the same for the rest of the gateway: an `OriginResponse`, which goes on over another connection where
-this one breaks off, and tells what a refusal says (its S3 error code, the region it wants).
+`HttpResponse` presents it to the rest of the gateway: an `OriginResponse` that continues over another connection if
+this one breaks off, and that reads refusals (S3 error code, wanted region).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import httptools
 
@@ -22,20 +22,17 @@ from gateway.core.errors import OriginBodyError
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
 from gateway.s3.headers import HOP_BY_HOP
 
-if TYPE_CHECKING:
-    from gateway.origin.http1_client.connection import Connection
-
 HEAD_BYTES_MAX = 64 * 1024
-"""Of an answer's head, with the interim ones before it."""
+"""Limit of an answer's head, with the interim ones before it."""
 
 _INTERIM_HEAD_BYTES = 512
-"""What an interim head counts for besides its own bytes: each costs work."""
+"""Added to the size of each interim head, as each costs work."""
 
 HEAD_END = b"\r\n\r\n"
 
 
 class MalformedResponse(Exception):
-    """What came is no answer in HTTP/1.1."""
+    """The bytes that came are no HTTP/1.1 answer."""
 
 
 @dataclass(slots=True)
@@ -77,7 +74,7 @@ class ResponseParser:
         return ResponseHead(status, headers, length, self._keep_alive)
 
     def body(self, data: bytes) -> list[bytes]:
-        """What `data` holds of the body; MalformedResponse. `complete` tells its end."""
+        """Return the parts of the body in `data`; raise MalformedResponse. `complete` tells its end."""
         try:
             self._feed(data)
         except MalformedResponse:
@@ -112,7 +109,7 @@ def _field_name(name: bytes) -> str:
 
 
 _ONCE = frozenset({"date", "etag", "last-modified"})
-"""Of which there is one, and commas in it: where a proxy has added another, the first counts."""
+"""Fields that occur once and contain commas: if a proxy has added another, the first counts."""
 
 
 def _end_to_end(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -217,7 +214,7 @@ class QueuedBody:
         return piece
 
     def direct(self) -> DirectBody | None:
-        """The same body, from here on received in buffers of its reader; None where its length is not known."""
+        """Return a body that continues in buffers of its reader; None if its length is not known."""
         return None if self._left_bytes is None else DirectBody(self._pieces, self._left_bytes)
 
     def _add(self, piece: bytes) -> None:
@@ -294,8 +291,18 @@ class ResponseBroken(Exception):
         self.silent = silent
 
 
+class ResponseConnection(Protocol):
+    """The connection that a response comes on, as its reader uses it."""
+
+    def resume(self) -> None: ...
+    def hold(self) -> None: ...
+    def give_up(self, reason: str, *, silent: bool) -> None: ...
+    def answered(self, *, keep_alive: bool) -> None: ...
+    def close(self) -> None: ...
+
+
 class ResponseStream:
-    """`head` is there once `begun` has returned. Who has it made closes it in the end, also where that fails."""
+    """`head` is there once `begun` has returned. The caller closes it in the end, also if it fails."""
 
     __slots__ = (
         "_asked_at",
@@ -318,14 +325,14 @@ class ResponseStream:
         "received_bytes",
     )
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
+    def __init__(self, connection: ResponseConnection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
         self.head: ResponseHead
         self.has_head = False
         self.received_bytes = 0
         self.head_seconds = 0.0
         self.longest_gap_seconds = 0.0
         self._asked_at = loop.time()
-        self._connection: Connection | None = connection
+        self._connection: ResponseConnection | None = connection
         self._loop = loop
         self._bodiless = bodiless
         self._begun: asyncio.Future[None] = loop.create_future()
@@ -368,7 +375,7 @@ class ResponseStream:
         while True:
             if isinstance(self._body, WholeBody | QueuedBody) and (piece := self._body.take()):
                 if self._connection is not None:
-                    self._connection.go_on()
+                    self._connection.resume()
                 return piece
             if self._failure:
                 raise self._broken()
@@ -379,7 +386,7 @@ class ResponseStream:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the rest of the body can be received in buffers of the reader; it comes in no other way then."""
+        """True if the rest of the body can be received in buffers of the reader; it then arrives there alone."""
         if isinstance(self._body, QueuedBody) and (body := self._body.direct()) is not None:
             self._body = body
         return isinstance(self._body, DirectBody)
@@ -387,7 +394,7 @@ class ResponseStream:
     async def receive_into(self, buffer: ReceiveBuffer) -> memoryview:
         """The next piece of a direct body, empty at its end. ResponseBroken when it ended early, behind what came.
 
-        Between two pieces nothing is received. Who is cancelled has lost bytes, and closes the answer.
+        Between two pieces nothing is received. A cancelled caller has lost bytes, and closes the answer.
         """
         assert isinstance(self._body, DirectBody)  # noqa: S101 - it is direct
         self._body.want(buffer)
@@ -400,10 +407,10 @@ class ResponseStream:
             raise self._broken()
         return piece
 
-    async def _receive(self, body: DirectBody, connection: Connection) -> None:
+    async def _receive(self, body: DirectBody, connection: ResponseConnection) -> None:
         self._waiter = self._loop.create_future()
         late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body)
-        connection.go_on()
+        connection.resume()
         try:
             await self._waiter
         finally:
@@ -434,7 +441,7 @@ class ResponseStream:
 
     @property
     def destination(self) -> memoryview | None:
-        """Where the next bytes are to be received, if anywhere in particular."""
+        """The buffer that must receive the next bytes, if any."""
         return self._body.rest if isinstance(self._body, WholeBody | DirectBody) else None
 
     @property

@@ -1,1 +1,1 @@
-"""What operators see of what is pending, and what they decide about it."""
+"""Operators' view of pending writes, and their decisions about them."""

@@ -1,7 +1,6 @@
-"""What is known of checkpoints, for people and metrics: read on the thread of `PendingQueries`, a page at a time.
+"""Queries about checkpoints for operators and metrics, run on the thread of `PendingQueries`, a page at a time.
 
-A checkpoint whose objects have not changed, that the origin has, and under which no upload is open, is not looked at
-again: what was found is remembered.
+A durable checkpoint without open uploads is remembered, and read again only when its objects change.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from gateway.writeback.journal.view import (
 )
 
 UPLOADS_MAX = 1000
-"""Of one checkpoint's open uploads so many are looked at: their rows are read whole."""
+"""The most open uploads of one checkpoint that a query reads: it reads their rows whole."""
 
 _REMEMBERED_MAX = 2000
 
@@ -49,7 +48,7 @@ _SLASH = ord("/")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A checkpoint, and what is known of it. `id` is the journal's, and may be given again once it is gone."""
+    """A checkpoint with its facts. `id` is the journal's, which may reuse it once the checkpoint is gone."""
 
     id: int
     name: CheckpointName
@@ -62,7 +61,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run's checkpoints in a slot, the newest first; of those in `unsent` something is to be sent."""
+    """A run's checkpoints in a slot, the newest first. `unsent` names those with objects that are still to go out."""
 
     slot: str
     rows: Sequence[CheckpointRow]
@@ -70,7 +69,6 @@ class RunRow:
 
     @property
     def saves(self) -> list[Save]:
-        """As rules look at them."""
         return [
             Save(row.id, row.ordinal, row.save_order, facts.state, _is_whole(facts), facts.objects, facts.last_at)
             for row in self.rows
@@ -84,8 +82,8 @@ UNGROUPED_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Ungrouped:
-    """Objects that this node has acknowledged, and that belong to no checkpoint: UNGROUPED_MAX at most. `slot` is that
-    of the `first`, where it is pending."""
+    """Acknowledged objects of no checkpoint, UNGROUPED_MAX at most. `slot` is that of `first`; None once it is
+    flushed."""
 
     count: int
     first: ObjectKey
@@ -96,7 +94,7 @@ _COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save
 
 
 class CheckpointQueries:
-    """Over the connection of the pages. BufferUnavailable when the journal cannot be read."""
+    """Queries over the connection of `PendingQueries`. They raise BufferUnavailable when the journal cannot be read."""
 
     def __init__(self, queries: PendingQueries) -> None:
         self._queries = queries
@@ -105,17 +103,17 @@ class CheckpointQueries:
     async def page(
         self, prefix: Prefix, after: tuple[str, str], count: int, now: float, states: frozenset[str]
     ) -> tuple[Sequence[CheckpointRow], tuple[str, str] | None]:
-        """Checkpoints in the order of bucket and prefix behind a place, those in some of `states` (none: in any), and
-        the place of the next page. `count` are looked at: with `states` there may be fewer, or none, on a page."""
+        """Return checkpoints in the order of bucket and prefix behind `after`, in any of `states` (empty: all), and the
+        place of the next page. A page looks at `count` checkpoints, so with `states` it may hold fewer, or none."""
         return await self._queries.look(lambda rows: self._page(rows, prefix, after, count, now, states))
 
     async def ungrouped(self, prefix: Prefix) -> Ungrouped | None:
-        """What is pending under a prefix, or was flushed in the last minutes, and belongs to no checkpoint; None:
-        there is no such."""
+        """Return the objects of no checkpoint that are pending or were flushed in the last minutes; None if there are
+        none."""
         return await self._queries.look(lambda rows: _ungrouped(rows, prefix))
 
     async def states(self, now: float) -> Mapping[str, Mapping[str, int]]:
-        """Slot → state → how many."""
+        """Return slot → state → number of checkpoints."""
         return await self._queries.look(lambda rows: self._states(rows, now))
 
     async def unfinished(self, now: float) -> Sequence[CheckpointRow]:
@@ -125,20 +123,20 @@ class CheckpointQueries:
         return await self._queries.look(lambda rows: self._runs(rows, slots, now))
 
     async def unsent_runs(self, slots: Collection[str], now: float) -> Sequence[RunRow]:
-        """The same of those in which a checkpoint has something that may be left out (`keep_here`)."""
+        """Return the runs in which a checkpoint has objects that `keep_here` may leave out."""
         return await self._queries.look(lambda rows: self._unsent_runs(rows, slots, now))
 
     async def local(self, slots: Collection[str]) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
-        """Of some slots, the checkpoints of which something is not to be sent: slot, id and run; None: of no
+        """Return slot, id and run of checkpoints with local objects; id and run are None for objects of no
         checkpoint."""
         return await self._queries.look(lambda rows: self._local(rows, slots))
 
     async def run_of(self, run: Sequence[Any], now: float) -> RunRow:
-        """One run, as `local` tells it."""
+        """Return one run, as `local` names it."""
         return await self._queries.look(lambda rows: self._run(rows, run, now))
 
     async def durable_objects(self, checkpoint_id: int) -> Sequence[tuple[ObjectKey, int]]:
-        """What the origin has of a checkpoint: keys and sizes in bytes."""
+        """Return the keys, and sizes in bytes, of a checkpoint's objects that the origin has."""
         query = (
             "SELECT bucket, key, size_bytes FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL"
         )
@@ -146,7 +144,7 @@ class CheckpointQueries:
         return [(ObjectKey(bucket, decoded(key)), size_bytes) for bucket, key, size_bytes in found]
 
     async def files(self, checkpoint_id: int) -> Sequence[CheckpointFile]:
-        """The objects of a checkpoint that count."""
+        """Return a checkpoint's objects that are durable or still pending."""
         found = await self._queries.look(lambda rows: _objects(rows, checkpoint_id))
         return [CheckpointFile(one.key, one.size_bytes, one.rank) for one in found]
 
@@ -239,7 +237,7 @@ class CheckpointQueries:
         return row
 
     def _mark(self, rows: sqlite3.Connection, columns: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Changes with whatever changes of a checkpoint that the origin has; None where it does not have it."""
+        """Return a value that changes with each change to a durable checkpoint; None while it is not durable."""
         query = (
             "SELECT count(*), max(acknowledged_at), max(durable_at), sum(durable_at IS NULL) FROM checkpoint_objects "
             "WHERE checkpoint_id = ?"
@@ -299,7 +297,7 @@ def _uploads(rows: sqlite3.Connection, bucket: str, prefix: bytes) -> list[Uploa
     ).fetchall()
     uploads = list[UploadFacts]()
     for write_id, record in found:
-        with suppress(BufferDamaged):  # the reconciler tells
+        with suppress(BufferDamaged):  # the reconciler reports it
             write = codec.unpack_write(write_id, record)
             if write.member is None or text(write.member.checkpoint.prefix) == prefix:
                 rank = rank_of(write.key) if write.member is None else write.member.rank
@@ -334,7 +332,7 @@ def _ungrouped(rows: sqlite3.Connection, prefix: Prefix) -> Ungrouped | None:
     ).fetchall()
     found, deleted = dict[ObjectKey, str | None](), set[ObjectKey]()
     for bucket, name, slot, write_id, record in pending:
-        with suppress(BufferDamaged):  # the reconciler tells
+        with suppress(BufferDamaged):  # the reconciler reports it
             key = ObjectKey(bucket, decoded(name))
             if codec.unpack_write(write_id, record).deleted:
                 deleted.add(key)
@@ -352,7 +350,7 @@ def _ungrouped(rows: sqlite3.Connection, prefix: Prefix) -> Ungrouped | None:
 
 
 def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:
-    """Checkpoints under a prefix; also those in whose directories a longer prefix lies."""
+    """Return the condition for checkpoints under a prefix, and for those in whose directories the prefix lies."""
     if not prefix.bucket:
         return "1", ()
     start = text(prefix.key_prefix)
@@ -365,5 +363,5 @@ def _within(prefix: Prefix) -> tuple[str, Sequence[str | bytes]]:
 
 
 def key_of(row: CheckpointRow) -> ObjectKey:
-    """As a key, for tokens and messages."""
+    """Return a checkpoint's bucket and prefix as a key, for tokens and messages."""
     return ObjectKey(row.name.bucket, row.name.prefix)

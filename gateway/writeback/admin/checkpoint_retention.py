@@ -1,7 +1,7 @@
-"""Carries out what slots say of checkpoints: which are not sent any more, which stay in the cache, and for how long
-what is not to be sent is kept. In the process that flushes.
+"""Applies the slots' rules for checkpoints: which need no flush any more, which stay in the cache, and how long local
+objects last. Runs in the process that flushes.
 
-What is decided here follows from the journal each time anew: nothing is lost with the process.
+Each look decides from the journal anew, so nothing is lost with the process.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ LOOK_SECONDS = 2.0
 EXPIRY_LOOK_SECONDS = 30.0
 
 _SHARE = 50.0
-"""Looks take this part of the time at most."""
+"""The pause after a look is at least this many times as long as the look."""
 
 _log = structlog.get_logger("forebay.writeback")
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """What a slot says about its checkpoints, and about what is not to be sent."""
+    """A slot's rules for its checkpoints and its local objects."""
 
     flush: FlushRule = "all"
     keep_last: int | None = None
     local_expiry_seconds: float = LOCAL_EXPIRY_SECONDS
     sends: bool = False
-    """What it has is sent, but for what `flush` leaves out."""
+    """The slot flushes what it acknowledges, except what `flush` leaves out."""
 
     prefix: Prefix = DEFAULT_SLOT.prefix
-    """Of the slot. A checkpoint elsewhere, saved while the slot had another, is not kept in the cache."""
+    """The slot's prefix. A checkpoint outside it, saved while the slot had another, is not kept in the cache."""
 
 
 def keep_rules_of(slot: Slot) -> KeepRules:
-    """Where a slot does not write back any more, only what it has is looked after."""
+    """Return a slot's rules. Of a slot that no longer writes back only the expiry of local objects counts."""
     if slot.write != "back":
         return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
     return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, True, slot.prefix)
@@ -55,8 +55,8 @@ def keep_rules_of(slot: Slot) -> KeepRules:
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """One that is to stay in the cache: its prefix as a key, and the objects of it that the origin has, with their
-    sizes in bytes (0: not known). `mark` changes when there may be more in the cache than there was."""
+    """A checkpoint to keep in the cache: its prefix as a key, and its durable objects with their sizes in bytes (0:
+    unknown). `mark` changes when the cache may hold more of it than before."""
 
     name: ObjectKey
     objects: Sequence[tuple[ObjectKey, int]]
@@ -64,14 +64,14 @@ class KeptCheckpoint:
 
 
 class CheckpointCache(Protocol):
-    """Where what was flushed stays."""
+    """The cache in which flushed checkpoints stay."""
 
     async def keep(self, checkpoints: Sequence[KeptCheckpoint]) -> Mapping[ObjectKey, str]:
-        """Have these stay, and no others; those that do not, by their names, and why."""
+        """Keep these checkpoints, and no others. Return the names of those that do not fit, with the reason."""
 
 
 class CheckpointRetention:
-    """Of one buffer. `rules` are those of slots, by name; they may change."""
+    """Retention for one buffer. `rules` are by slot name, and may change."""
 
     def __init__(
         self,
@@ -87,20 +87,19 @@ class CheckpointRetention:
         self._cache = cache
         self._clock = clock
         self._expired_at = float("-inf")
-        self._has_kept = True  # by the process before
+        self._has_kept = True  # the previous process may have kept some
         self.kept: Mapping[ObjectKey, str | None] = {}
-        """The checkpoints that are to stay in the cache, by their names, and why one does not, if so."""
+        """The checkpoints to keep in the cache, by name, each with the reason if the cache cannot keep it."""
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 await self.look()
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def look(self) -> None:
-        """Once. BufferUnavailable."""
+        """Apply all rules once. Raise BufferUnavailable when the journal cannot be read or written."""
         await self._supersede()
         await self._send_after_all()
         await self._keep()
@@ -119,8 +118,7 @@ class CheckpointRetention:
                     await self._keep_here(row, whole_since(run.saves, row.id))
 
     async def _send_after_all(self) -> None:
-        """Where a slot sends what it has, what is not superseded (any more: a newer one was deleted, or the rule
-        changed) is sent."""
+        """Flush local objects that no rule leaves out any more: a newer checkpoint was deleted, or the rule changed."""
         with_local = set(self._journal.read(_with_local))
         rules = {name: one.flush for name, one in self._rules.items() if one.sends and name in with_local}
         if not rules:

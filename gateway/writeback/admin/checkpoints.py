@@ -1,4 +1,4 @@
-"""Checkpoints as documents, and as figures for metrics; with how long each takes to the origin still."""
+"""Checkpoints as JSON documents and as figures for metrics, with the seconds until the origin has each."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
-from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
 from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
 
 _SHARE = 50.0
-"""Looks take this part of the time at most."""
+"""The pause after a look is at least this many times as long as the look."""
 
 RANKS_SHOWN_MAX = 1000
 
 PAGE_BYTES = 2**20
-"""A page ends with the checkpoint with which it has so much."""
+"""A page ends with the checkpoint that brings it to this size."""
 
-Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[Pass]]]
+Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 """Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)
@@ -39,11 +39,11 @@ class CheckpointObserver(Protocol):
     """For metrics."""
 
     def checkpoints(self, slot: str, state: str, count: int) -> None:
-        """So many checkpoints of a slot are in a state."""
+        """Report the number of a slot's checkpoints in a state."""
 
 
 class CheckpointsReport:
-    """Of one buffer, in the process that flushes it. BufferUnavailable when the journal cannot be read."""
+    """The checkpoints of one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
     def __init__(self, queries: CheckpointQueries, clock: Clock) -> None:
         self._queries = queries
@@ -51,12 +51,12 @@ class CheckpointsReport:
         self._rates = FlushRates()
         self._see_again_at = 0.0
         self.kept: Callable[[], Mapping[ObjectKey, str | None]] = dict
-        """The checkpoints that are to stay in the cache, and why one does not, if so."""
+        """The checkpoints to keep in the cache, each with the reason if the cache cannot keep it."""
         self.reads: Callable[[], Reads] = dict
-        """What was read of checkpoints; it reads files."""
+        """The passes that workers have counted; it reads files."""
 
     async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
-        """Those under a prefix; in the order of bucket and prefix. ValueError for a state or a token that is none."""
+        """Return a page in the order of bucket and prefix. ValueError for an unknown state or a bad token."""
         unknown = sorted(set(states) - set(STATES))
         if unknown:
             known = ", ".join(STATES)
@@ -86,7 +86,7 @@ class CheckpointsReport:
         return to.UngroupedObjects(objects=found.count, first=str(found.first), slot=found.slot)
 
     async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> to.Restore | None:
-        """Return how far it was read the last time; None where that was not within the last hour."""
+        """Return the last restore as a document; None if the checkpoint was not read within the last hour."""
         of_checkpoint = checkpoint_id(row.name.bucket, row.name.prefix)
         passes = read.get(of_checkpoint)
         if not passes:
@@ -97,11 +97,11 @@ class CheckpointsReport:
         return None if facts is None else restore_document(facts)
 
     async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
-        """For ever: tell of how many there are, and look at how fast they move. `slots` may change."""
+        """Report the number of checkpoints per state, and sample flush rates, until cancelled. `slots` may change."""
         told = set[str]()
         while True:
             began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 await self._see()
                 counts = await self._queries.states(self._clock.now())
                 told |= {*slots, *counts}
@@ -111,7 +111,7 @@ class CheckpointsReport:
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def _see(self) -> None:
-        """Look at how far all are; where they are many, not for each page: others wait for the thread, too."""
+        """Sample the progress of unfinished checkpoints; with many, not at each call: others need the thread too."""
         began = self._clock.monotonic()
         if began < self._see_again_at:
             return

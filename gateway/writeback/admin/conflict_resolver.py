@@ -1,4 +1,4 @@
-"""What people decide about a pending object that cannot get to the origin by itself."""
+"""Operators' decisions about pending objects that cannot reach the origin by themselves."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gateway.core.clock import Moment
 from gateway.core.errors import NotToBeDecided, OriginUnreachable
 from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import FlushDependencies
-from gateway.writeback.flushing.state import Headed, Lost, Refused
+from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 
 _log = structlog.get_logger("forebay.writeback")
 
 
 class Decision(Enum):
-    """About a conflict, or a manifest that waits for its files, or, `discard`, about whatever does not get to the
-    origin."""
+    """A decision about a conflict, or about a manifest that waits for its files. DISCARD is for anything that does not
+    reach the origin."""
 
     KEEP_OURS = "keep-ours"
-    """Overwrite what the origin has now, and nothing that comes after that: then it is a conflict again. Of a manifest
-    that waits: send it without the files."""
+    """Overwrite the version that the origin has now; if it changes again, the object is a conflict again. A waiting
+    manifest is sent without its files."""
 
     KEEP_THEIRS = "keep-theirs"
-    """Give this node's write up; what the origin has stays."""
+    """Give this node's write up; the origin's version stays."""
 
     DISCARD = "discard"
-    """Give it up though it is no conflict: damaged, or refused by the origin for ever."""
+    """Give up a write that is no conflict: damaged, or refused by the origin for ever."""
 
 
 def decision_of(name: str) -> Decision:
-    """ValueError for what is none."""
+    """Raise ValueError for an unknown name."""
     try:
         return Decision(name)
     except ValueError:
@@ -40,17 +40,15 @@ def decision_of(name: str) -> Decision:
 
 
 class ConflictResolver:
-    """Carries decisions out."""
-
     def __init__(self, tools: FlushDependencies) -> None:
         self._tools = tools
         self._clock = tools.clock
 
     async def decide(self, row: PendingRow, decision: Decision) -> str | None:
-        """The ETag that the origin has under the key, where it was asked for that.
+        """Carry out a decision. Return the origin's ETag if KEEP_OURS asked for it.
 
-        NotToBeDecided when the object is in another state by now; OriginUnreachable when the origin does not say what
-        it has; BufferUnavailable when the journal does not take it.
+        Raises NotToBeDecided when the object has changed its state, OriginUnreachable when the origin does not say what
+        it has, BufferUnavailable when the journal cannot be written.
         """
         if decision is Decision.KEEP_OURS:
             return await self._overwrite(row)
@@ -76,11 +74,11 @@ class ConflictResolver:
         return found.etag
 
     async def at_origin(self, row: PendingRow) -> Headed:
-        """What the origin has under the key now. OriginUnreachable when it does not say."""
+        """Return the origin's version of the key. OriginUnreachable when the origin does not say."""
         found = await self._tools.requests.head(row.write or _gone(row))
         if isinstance(found, Headed):
             return found
-        reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
+        reason = found.code if isinstance(found, WriteRefused) else found.reason if isinstance(found, Lost) else ""
         raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
 
     async def _send_without_files(self, row: PendingRow) -> None:
@@ -101,7 +99,7 @@ class ConflictResolver:
 
 
 def _gone(row: PendingRow) -> Write:
-    """The object as far as it matters to those who are to ask the origin about its key again."""
+    """Return a stand-in for the write, enough to ask the origin about its key."""
     return Write(WriteSpec(row.key, {}, row.slot), ExpectedVersion(), 0.0, deleted=True)
 
 

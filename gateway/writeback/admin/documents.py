@@ -21,7 +21,7 @@ from gateway.writeback.journal.records import BucketCapabilities, State
 
 
 def object_document(row: PendingRow) -> to.PendingObject:
-    """Describe one pending object, or, with `deleted`, one that is deleted at the origin soon; null is not known."""
+    """Return a pending object, or a pending deletion (`deleted`); null means unknown."""
     write, turn = row.write, row.turn
     return to.PendingObject(
         bucket=row.key.bucket,
@@ -91,8 +91,10 @@ def summary_document(
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
 ) -> to.Writeback:
-    """Describe all slots that write back or have something here, their sums, and the profiles of buckets. `buffers` are
-    the slots that write back, and how many bytes they may have here."""
+    """Return the figures of slots that write back or hold something here, their sums, and the buckets' capabilities.
+
+    `buffers` maps slots that write back to buffer sizes. `journal_problem` is why the journal cannot record flushes.
+    """
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
     documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
     oldest = [one.oldest_acknowledged_at for one in documents if one.oldest_acknowledged_at is not None]
@@ -137,7 +139,7 @@ def flush_document(
     awaiting: Mapping[int, int],
     journal_problem: str | None = None,
 ) -> to.FlushProgress:
-    """Describe what is left of a flush; `awaiting` are how many files manifests wait for."""
+    """Return the rest of a flush. `awaiting` maps ids of waiting manifests to their numbers of missing files."""
     return to.FlushProgress(
         prefix=str(prefix),
         is_name=isinstance(prefix, Name),
@@ -172,12 +174,12 @@ def _stats(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
 
 
 def to_token(*place: str | int) -> str:
-    """A place in a listing, for the request for the next page."""
+    """Return the token of a place in a listing, for the request for the next page."""
     return base64.urlsafe_b64encode(orjson.dumps(place)).decode()
 
 
 def from_token(token: str, *kinds: type) -> Sequence[Any]:
-    """The place again; ValueError for what is no token of a listing with places of these kinds."""
+    """Return the place of a token; ValueError if no listing with places of these kinds gave it."""
     try:
         place = orjson.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, orjson.JSONDecodeError):

@@ -1,5 +1,5 @@
-"""What is pending, what is open and what is remembered, as metrics: looked at every ten seconds, or less often where
-that takes long."""
+"""Reports pending objects, open uploads and the journal's size as metrics: every ten seconds, less often if looks take
+long."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ LOOK_SECONDS = 10.0
 STATES = ("conflict", "damaged", "failing", CheckpointState.WAITING.value)
 
 _SHARE = 50.0
-"""A look may take this part of the time: it reads a row of each open upload, and of each of its parts."""
+"""The pause after a look is at least this many times its length: a look reads each open upload and its parts."""
 
 
 class PendingObserver(Protocol):
     """For metrics."""
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
-        """So many objects of a slot are in one of `STATES`."""
+        """Report the number of a slot's objects in one of `STATES`."""
 
     def oldest_conflict(self, slot: str, age_seconds: float) -> None:
-        """Since the oldest write that is in conflict was acknowledged; 0: there is none."""
+        """Report the seconds since the oldest write in conflict was acknowledged; 0 without a conflict."""
 
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
-        """So many uploads, and so much of them here; since the last part of the one that was left alone longest."""
+        """Report open uploads, the bytes of their parts here, and the seconds since the idlest was touched."""
 
     def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
-        """What is remembered of what is over, and the size of the journal's files."""
+        """Report the records of ended uploads and of own writes, and the size of the journal's files."""
 
 
 class PendingMonitor:
-    """Of one buffer; in the process that flushes it. `slots` are told of also while nothing is pending in them."""
+    """Monitors one buffer, in the process that flushes it. Reports on `slots` even while nothing is pending in them."""
 
     def __init__(
         self, queries: PendingQueries, slots: Collection[str], clock: Clock, observer: PendingObserver
@@ -49,10 +49,9 @@ class PendingMonitor:
         self._told = set[str]()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 await self._look()
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 

@@ -1,7 +1,6 @@
-"""What is pending, for people: figures and pages, read on a thread of its own, over a connection of its own.
+"""Queries about pending writes for operators, on a thread and a connection of their own.
 
-Nothing here is asked on behalf of S3 requests. Figures cost a look at every row that they are about, so they are not
-asked for often; pages cost what they show.
+S3 requests never use them. Figures read each row that they count, so callers ask rarely; pages read what they show.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ R = TypeVar("R")
 Values: TypeAlias = Sequence[str | bytes | int]
 
 TOUCHED_MAX = 10_000
-"""Their rows are read whole: some 20 ms for a thousand."""
+"""The most open uploads whose last activity is read; a thousand rows take some 20 ms."""
 
 _HERE = f"{PENDING} AND sequence IS NOT NULL"
 _PENDING = f"{_HERE} AND state >= 0"
-"""What is to be sent; `_HERE` also what is not."""
+"""Writes to send; `_HERE` includes local ones."""
 
-# By the indexes of schema.py, which hold nothing else: of what is pending few are.
+# The indexes of schema.py hold only these: few of the pending writes.
 _CONFLICTS = "SELECT id FROM writes WHERE state = 3"
 _FAILED = "SELECT id FROM writes WHERE (attempts > 0 OR damaged = 1)"
 _STUCK = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND damaged = 1)"
 _HELD_UP = f"id IN ({_CONFLICTS} UNION ALL {_FAILED})"
 _PROBLEM = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND (failing_since IS NOT NULL OR damaged = 1))"
-"""What a person is to look at; of what is held up, the rest waits for the bucket."""
+"""Writes that need a person; the rest of the held-up ones wait for the bucket."""
 
 _FAILING = "attempts > 0 AND state <> 3 AND damaged = 0 AND failing_since IS"
 
@@ -53,11 +52,11 @@ _STATS = (
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A write that is pending, or an open upload, without its parts; `write` None: its row in the journal is damaged,
+    """A pending write or an open upload, without its parts. If its row in the journal is damaged, `write` is None and
     `problem` says how.
 
-    Of its parts, `sent_parts`, together `sent_bytes`, are at the origin already; `here_bytes` are on this node.
-    `sequence` is 0 for an open upload.
+    `sent_parts` of its parts, `sent_bytes` together, are at the origin; `here_bytes` are on this node. `sequence` is 0
+    for an open upload.
     """
 
     id: int
@@ -86,8 +85,8 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingStats:
-    """Objects and deletions that are pending, and their bytes; `oldest_at` in seconds since 1970, None: nothing is, or
-    its row cannot be read."""
+    """Pending objects and deletions, and their bytes. `oldest_at` is in seconds since 1970; None: nothing is pending,
+    or the row cannot be read."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -95,14 +94,14 @@ class PendingStats:
     damaged: int = 0
     failing: int = 0
     waiting: int = 0
-    """Of these, what waits for the bucket: tried in vain, and nothing that a person is to look at."""
+    """Writes that wait for the bucket: tried without success, and not in need of a person."""
     oldest_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UploadStats:
-    """Open uploads, whose parts take `size_bytes` here. `touched` is when the client of the one that was left alone
-    longest has last done something about it; of the first `TOUCHED_MAX` that were begun."""
+    """Open uploads; their parts take `size_bytes` here. `touched` is the last activity of the longest idle client,
+    among the `TOUCHED_MAX` oldest uploads."""
 
     uploads: int = 0
     size_bytes: int = 0
@@ -111,10 +110,10 @@ class UploadStats:
 
 @dataclass(frozen=True, slots=True)
 class FlushStats:
-    """What is left of a flush. `sent_bytes` are at the origin, as parts of what is pending.
+    """The rest of a flush. `sent_bytes` of the pending bytes are at the origin, as parts.
 
-    `stuck` are conflicts, what is damaged, and what waits for these; `held_up` these, what fails, and what waits for
-    that. `local_objects` are not to be sent.
+    `stuck` counts conflicts, damaged writes and those behind them; `held_up` also failing writes and those behind them.
+    `local_objects` do not flush.
     """
 
     pending: PendingStats = PendingStats()
@@ -127,8 +126,8 @@ class FlushStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotStats:
-    """Of a slot. `reason` is why the last of its flushes failed that do; `staged_bytes` is what its files take, those
-    of open uploads too."""
+    """The figures of one slot. `reason` is the error of its latest failing flush; `staged_bytes` are those of its
+    files, open uploads included."""
 
     pending: PendingStats = PendingStats()
     uploads: UploadStats = UploadStats()
@@ -136,11 +135,11 @@ class SlotStats:
     reason: str | None = None
     local_objects: int = 0
     local_bytes: int = 0
-    """What is not to be sent; `pending` has none of it."""
+    """Local objects are not in `pending`."""
 
 
 class JournalStats(NamedTuple):
-    """What is remembered of what is over, which is bounded, and the size of the journal's files."""
+    """The records of ended uploads and of own writes, both bounded, and the size of the journal's files."""
 
     ended_uploads: int
     own_writes: int
@@ -155,7 +154,7 @@ class _Where(NamedTuple):
 
 
 class PendingQueries:
-    """Of one buffer. BufferUnavailable when the journal cannot be read."""
+    """Queries on one buffer. They raise BufferUnavailable when the journal cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self._path = str(directory / "journal")
@@ -168,14 +167,14 @@ class PendingQueries:
             self._connection.close()
 
     async def flush(self, prefix: Prefix, through: int) -> FlushStats:
-        """Of what lies under a prefix and was acknowledged as `through` or before it."""
+        """Return the figures of the writes under a prefix with sequence `through` or before."""
         return await self.look(lambda rows: _flush(rows, _where(prefix), through))
 
     async def slots(self) -> Mapping[str, SlotStats]:
         return await self.look(_slots)
 
     async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int, int]]:
-        """How many conflicts there are, how much is damaged, fails, and waits for the bucket, where there is any."""
+        """Return the numbers of conflicts and of damaged, failing and waiting writes, for each slot that has any."""
         counted = (
             f"SELECT slot, sum(state = 3), sum(damaged), sum({_FAILING} NOT NULL), sum({_FAILING} NULL) FROM writes "
             f"WHERE {_PENDING} AND {_HELD_UP} GROUP BY slot"
@@ -184,7 +183,7 @@ class PendingQueries:
         return {slot: (conflicts, damaged, failing, waiting) for slot, conflicts, damaged, failing, waiting in found}
 
     async def oldest_conflicts_by_slot(self) -> Mapping[str, Moment]:
-        """When the first of the writes was acknowledged that are in conflict; of the slots that have any."""
+        """Return when the first of the conflicting writes was acknowledged, for each slot that has any."""
         return await self.look(_oldest_conflicts)
 
     async def uploads_by_slot(self) -> Mapping[str, UploadStats]:
@@ -205,17 +204,17 @@ class PendingQueries:
         return size_bytes
 
     async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[PendingRow]:
-        """What is pending under a prefix in the order of bucket, key and sequence, behind such a place."""
+        """Return pending writes under a prefix in the order of bucket, key and sequence, behind `after`."""
         where = _where_behind(prefix, "sequence", after, -1)
         return await self._rows(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
 
     async def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
-        """What under a prefix does not get to the origin without a person, behind a sequence."""
+        """Return writes under a prefix that need a person, behind a sequence."""
         condition = f"{_PENDING} AND {_PROBLEM} AND sequence > ? ORDER BY sequence"
         return await self._rows(_where(prefix), condition, count, after)
 
     async def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[PendingRow]:
-        """What is held up, up to a sequence: conflicts first, then what is damaged, what fails, and what waits."""
+        """Return held-up writes up to a sequence: conflicts first, then damaged, failing and waiting ones."""
         order = "ORDER BY state = 3 DESC, damaged DESC, failing_since IS NULL, sequence"
         condition = f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}"
         return await self._rows(_where(prefix), condition, count, through)
@@ -225,7 +224,7 @@ class PendingQueries:
         return next(iter(await self._rows(where, f"{_HERE} ORDER BY sequence", 1)), None)
 
     async def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[PendingRow]:
-        """Uploads that are open under a prefix, in the order of bucket, key and id, behind such a place."""
+        """Return open uploads under a prefix in the order of bucket, key and id, behind `after`."""
         where = _where_behind(prefix, "upload_id", after, "")
         return await self._rows(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
 
@@ -244,7 +243,7 @@ class PendingQueries:
         return await self.look(look)
 
     async def look(self, at: Callable[[sqlite3.Connection], R]) -> R:
-        """What a look at the journal as it is now finds, on the thread of this. BufferUnavailable."""
+        """Return what `at` returns, run in a read transaction on the thread of the queries. BufferUnavailable."""
         return await self._thread.run(self._looked, at)
 
     def _looked(self, at: Callable[[sqlite3.Connection], R]) -> R:
@@ -271,7 +270,7 @@ def _where(prefix: Prefix) -> _Where:
 
 
 def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], least: str | int) -> _Where:
-    """In the order of bucket, key and a `last` column, of which `least` is before every value; found by index."""
+    """Return a condition for rows behind `after` by bucket, key and column `last`; `least` sorts before values."""
     bucket, key, value = after
     if not prefix.bucket:
         return _Where(f"(bucket, key, {last}) > (?, ?, ?)", (bucket, text(key), value))
@@ -287,7 +286,7 @@ def _one(rows: sqlite3.Connection, query: str, values: Values = ()) -> int:
 
 def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
     these, values = f"{where.condition} AND sequence <= ? AND {_PENDING}", (*where.values, through)
-    sent_parts = "parts CROSS JOIN writes ON write_id = id"  # of what is pending few are sent: they are looked at first
+    sent_parts = "parts CROSS JOIN writes ON write_id = id"  # few of the pending parts are sent: look at those first
     behind = (
         f"WITH RECURSIVE held_up (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND {{roots}} "
         "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
@@ -312,7 +311,7 @@ def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
 def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
     found = rows.execute(f"SELECT slot, {_STATS} FROM writes WHERE {_PENDING} GROUP BY slot").fetchall()
     pending = {slot: _stats(rows, stats) for slot, *stats in found}
-    last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # of what fails, before what waits for the bucket
+    last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait for the bucket
     last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
     uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
@@ -339,7 +338,7 @@ def _uploads_by_slot(rows: sqlite3.Connection) -> dict[str, UploadStats]:
     touched: dict[str, Moment] = {}
     found = rows.execute(f"SELECT id, slot, record FROM writes WHERE {OPEN} ORDER BY id LIMIT ?", (TOUCHED_MAX,))
     for write_id, slot, record in found:
-        with suppress(BufferDamaged):  # the reconciler tells
+        with suppress(BufferDamaged):  # the reconciler reports it
             at = codec.unpack_write(write_id, record).touched_then
             touched[slot] = min(at, touched.get(slot, at), key=lambda one: one.at)
     return {slot: UploadStats(count, sizes.get(slot, 0), touched.get(slot)) for slot, count in counts}
@@ -349,7 +348,7 @@ def _oldest_conflicts(rows: sqlite3.Connection) -> dict[str, Moment]:
     found: dict[str, Moment] = {}
     firsts = f"SELECT min(sequence) FROM writes WHERE {_PENDING} AND id IN ({_CONFLICTS}) GROUP BY slot"
     for slot, write_id, record in rows.execute(f"SELECT slot, id, record FROM writes WHERE sequence IN ({firsts})"):
-        with suppress(BufferDamaged):  # it is shown among what is damaged
+        with suppress(BufferDamaged):  # listed among the damaged
             found[slot] = codec.unpack_write(write_id, record).acknowledged_then
     return found
 
@@ -359,7 +358,7 @@ def _stats(rows: sqlite3.Connection, stats: Sequence[int]) -> PendingStats:
     oldest_at = None
     if first is not None:
         row = rows.execute("SELECT id, record FROM writes WHERE sequence = ?", (first,)).fetchone()
-        with suppress(BufferDamaged):  # it is shown among what is damaged
+        with suppress(BufferDamaged):  # listed among the damaged
             oldest_at = codec.unpack_write(*row).acknowledged_at
     return PendingStats(objects, size_bytes, conflicts, damaged, failing, waiting, oldest_at)
 

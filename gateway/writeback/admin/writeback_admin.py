@@ -1,4 +1,4 @@
-"""What operators do about what is pending: look at it, have it flushed now, decide conflicts, abort uploads."""
+"""Operators' actions on pending writes: list them, flush them now, decide conflicts, abort uploads."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gateway.writeback.journal.view import BEHIND_ALL, text
 _log = structlog.get_logger("forebay.writeback")
 
 PROBLEMS_SHOWN = 20
-"""Of a flush: a list has them all."""
+"""The most problems that a flush shows; a listing has them all."""
 
 REMEMBERED_SECONDS = 2.0
-"""So long figures of all slots are given again: they cost a look at every row."""
+"""Seconds for which the figures of all slots are reused: they cost a look at every row."""
 
 
 class WritebackAdmin:
-    """Of one buffer, in the process that flushes it. BufferUnavailable when the journal cannot be read."""
+    """Actions on one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class WritebackAdmin:
         buffers: Mapping[str, int],
         clock: Clock,
     ) -> None:
-        """`buffers` are the slots that write back, and how many bytes they may have here; it may change."""
+        """`buffers` maps the slots that write back to their buffer sizes in bytes; it may change."""
         self._queries = queries
         self._journal = journal
         self._reconciler = reconciler
@@ -63,7 +63,7 @@ class WritebackAdmin:
         self._summary: tuple[float, to.Writeback] | None = None
 
     async def summary(self) -> to.Writeback:
-        """What only this node has, slot by slot: as it was within the last seconds."""
+        """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
             slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.all_capabilities())
@@ -71,33 +71,33 @@ class WritebackAdmin:
         return self._summary[1]
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
-        """A page of what is pending under a prefix, in the order of keys; `next` is null behind the last."""
+        """Return a page of pending objects under a prefix, in the order of keys; `next` is null after the last page."""
         bucket, key, sequence = from_token(after, str, str, int) if after else ("", "", 0)
         found = await self._queries.page(prefix, (bucket, key, sequence), count)
         following = to_token(*found[-1].key, found[-1].sequence) if len(found) == count else None
         return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
     async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
-        """The same of what does not get to the origin, in the order of acknowledgement."""
+        """Return a page of objects that need a person, in the order of acknowledgement."""
         [behind] = from_token(after, int) if after else [0]
         found = await self._queries.problems(prefix, behind, count)
         following = to_token(found[-1].sequence) if len(found) == count else None
         return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
     async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
-        """The same of the uploads that are open: nothing of them can be flushed before they are completed."""
+        """Return a page of open uploads. None can be flushed before its client completes it."""
         bucket, key, upload_id = from_token(after, str, str, str) if after else ("", "", "")
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
         return to.OpenUploads(uploads=[upload_document(one) for one in found], next=following)
 
     async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
-        """A page of the checkpoints under a prefix; with `states`, of those that are in one of these."""
+        """Return a page of the checkpoints under a prefix, in any of `states` (empty: all)."""
         return await self.report.page(prefix, after, count, states)
 
     async def flush(self, prefix: Prefix) -> to.FlushProgress:
-        """Have all that is pending under a prefix by now be tried at once, before what nobody waits for, and say how
-        much it is. Where it is the name of an object, or a directory, it is about that and nothing else."""
+        """Try all that is pending under a prefix at once, before other writes, and return how much it is. A prefix that
+        names an object or a directory covers only that."""
         through = self._journal.read(lambda tx: tx.newest())
         scope = await self._meant(prefix)
         begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
@@ -107,8 +107,8 @@ class WritebackAdmin:
         return begun
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
-        """What of it is pending still that was acknowledged as `through` or before it. `is_name`: it is no prefix, but
-        an object, and all that lies under it as under a directory."""
+        """Return what is still pending of the writes with sequence `through` or before. `is_name`: the prefix names an
+        object or a directory, and covers only that."""
         scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
         stats = await self._queries.flush(scope, through)
         problems = await self._queries.worst(scope, through, PROBLEMS_SHOWN)
@@ -143,16 +143,16 @@ class WritebackAdmin:
         return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
     async def versions(self, key: ObjectKey) -> to.Versions:
-        """What is pending first under a key, and what the origin has there now. NothingPending, OriginUnreachable."""
+        """Return a key's first pending write and the origin's version. Raises NothingPending, OriginUnreachable."""
         row = await self._queries.first_of(key)
         if row is None:
             raise NothingPending(f"nothing is pending under {key}")
         return versions_document(row, await self._resolver.at_origin(row))
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
-        """Decide about what is pending under a key (`Decision`); `sequence`, where it must be this very object.
+        """Decide about the first pending write of a key (`Decision`); with `sequence`, only if it is that write.
 
-        NothingPending, ValueError, and what `ConflictResolver.decide` raises.
+        Raises NothingPending, ValueError, and what `ConflictResolver.decide` raises.
         """
         chosen = decision_of(decision)
         row = await self._queries.first_of(key)
@@ -166,8 +166,8 @@ class WritebackAdmin:
         return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
 
     async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
-        """End uploads that their clients have not completed, as AbortMultipartUpload does; also where the row is
-        damaged. What the origin has of them is aborted soon."""
+        """End open uploads, as AbortMultipartUpload does, even if the row is damaged. The reconciler aborts them at the
+        origin soon."""
         found = await self._queries.open_uploads(upload_ids)
         aborted = [one.upload_id or "" for one in found if await self._abort(one)]
         self._summary = None
@@ -197,7 +197,7 @@ class WritebackAdmin:
 
 
 class NoWriteback:
-    """Where there is no buffer: nothing is pending."""
+    """The actions without a buffer: nothing is pending."""
 
     async def summary(self) -> to.Writeback:
         return summary_document({}, {}, [])

@@ -1,1 +1,1 @@
-"""How much of what only this node has there may be, and what the file system has room for."""
+"""Bounds on the data that only this node has, and on its share of the file system's room."""

@@ -1,16 +1,16 @@
-"""How long an acknowledgement is held back while the buffer fills: towards what the flush manages. Pure.
+"""Delays of acknowledgements while the buffer fills, so that writers slow to the speed of the flush. Pure.
 
-What was acknowledged first is flushed first. So a buffer that holds `used` bytes, the oldest of them `age` seconds old,
-is emptied at some `used / age` bytes a second, and a body takes the flush its length over that. (In a burst's first
-seconds, while nothing is old yet, that is too good to be true: hence FLUSH_BYTES_PER_SECOND.) From BACKPRESSURE_FROM
-on, a write takes that time for itself, times a factor that grows as the room gets less: where the factor is the number
-of writers, what comes in is what goes out.
+The flush sends the oldest writes first. So it empties a buffer of `used` bytes, the oldest `age` seconds old, at about
+`used / age` bytes a second, and needs a body's length over that rate for the body. (In a burst's first seconds nothing
+is old, and the rate seems too high: hence FLUSH_BYTES_PER_SECOND.) From BACKPRESSURE_FROM on, a write waits for its own
+flush time, times a factor that grows as the room shrinks: where the factor is the number of writers, the buffer fills
+as fast as it empties.
 """
 
 from __future__ import annotations
 
 BACKPRESSURE_FROM = 0.75
-"""Of the buffer, and of the exposure that is allowed; below it nobody is held back."""
+"""The fill of the buffer, or of the allowed exposure, from which on acknowledgements wait."""
 
 FLUSH_BYTES_PER_SECOND = 100e6
 """No flush is expected to be faster: an origin's usual share for one node, and near enough for any."""
@@ -22,9 +22,9 @@ RETRY_SECONDS_MAX = 30
 
 
 def delay_seconds(size_bytes: int, used_bytes: int, allowed_bytes: int, age_seconds: float | None) -> float:
-    """How long the acknowledgement of so many bytes waits.
+    """Return the seconds for which an acknowledgement waits.
 
-    `age_seconds` None: nothing is on its way to the origin, so that waiting would make no room.
+    `age_seconds` None: nothing is on its way to the origin, so waiting would make no room.
     """
     fill = used_bytes / allowed_bytes
     if age_seconds is None or fill < BACKPRESSURE_FROM or used_bytes <= 0:
@@ -36,7 +36,7 @@ def delay_seconds(size_bytes: int, used_bytes: int, allowed_bytes: int, age_seco
 
 
 def retry_after_seconds(size_bytes: int, used_bytes: int, age_seconds: float | None) -> int:
-    """When to try again what found no room: as long as the flush takes for it, as far as that can be told."""
+    """Return after how many seconds to retry a refused write: when the flush will probably have made room."""
     if age_seconds is None or used_bytes <= 0:
         return RETRY_SECONDS_MAX // 3
     return max(1, min(RETRY_SECONDS_MAX, round(size_bytes * age_seconds / used_bytes)))

@@ -1,13 +1,13 @@
-"""How much of what only this node has there may be: a size for each slot, and an age.
+"""Bounds on the data that only this node has: a size for each slot, and an age.
 
-The size is that of the bodies, as clients know them. What the disk must have room for besides are their checksums.
+The size counts bodies as clients know them; the disk also needs room for their checksums.
 
-A body is given room before any of it is read: its length is reserved, where all workers see it, until its write is in
-the journal and counted there. So neither many bodies at once nor many workers exceed the size. Who finds none waits
-behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
+A body's length is reserved, where all workers see it, before any of it is read, and until the journal counts its write.
+So neither many bodies at once nor many workers exceed the size. A body without room waits in line while the flush may
+make some; the caller decides what happens to it then.
 
-Announced bytes take room before they come, so room is shared out. Where several credentials write to a slot, the bodies
-of one that are still arriving take no more than they leave free.
+Reserved bytes take room before they arrive, so credentials share it: where several write to a slot, the arriving bodies
+of one take no more than they leave free.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from gateway.writeback.journal.view import Usage
 _log = structlog.get_logger("forebay.writeback")
 
 LOOK_SECONDS = 0.02
-"""How often those who wait are looked after."""
+"""Seconds between two attempts to give waiting bodies room."""
 
 EXPOSURE_SECONDS = 1.0
-"""From one time that the exposure is told to the next."""
+"""Seconds between two exposure reports."""
 
 LOCAL_SECONDS = 1.0
-"""How often it is looked whether something that is not to be sent can make room for those who wait."""
+"""Seconds between two attempts to make room from local objects, or from uploads that the origin has ended."""
 
 STAYS_SECONDS = 60.0
-"""What is not to be sent, and has come so lately, is not removed for room: it may be half of what is being saved."""
+"""Seconds for which local objects are not removed for room: they may be half of a checkpoint that is being saved."""
 
 TROUBLE_SECONDS = 5.0
-"""How long the disk is not tried again by clients' bodies after it has failed."""
+"""Seconds for which bodies do not try the disk again after it has failed."""
 
 
 class Bound(StrEnum):
-    """Why a write is not taken."""
+    """The reason why a write is not taken."""
 
     FULL = "full"
     SHARE = "share"
-    """Its credential's bodies that are still arriving leave no more to others than they must."""
+    """Its credential's arriving bodies leave too little to others."""
 
     DISK = "disk"
     """The file system has no room, or has just failed."""
@@ -71,23 +71,22 @@ class Bound(StrEnum):
 
 
 class BoundsObserver(Protocol):
-    """What bounds do to writes, for metrics."""
+    """Counts the effects of bounds on writes."""
 
     def went_through(self, slot: str, reason: str) -> None:
-        """A write was not absorbed, and went to the origin."""
+        """Count a write that went to the origin instead of the buffer."""
 
     def slowed_down(self, slot: str) -> None:
-        """A write was answered SlowDown."""
+        """Count a write that was answered SlowDown."""
 
     def paced(self, slot: str, seconds: float) -> None:
-        """An acknowledgement was held back."""
+        """Count an acknowledgement that was held back."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
-    """What only this node has of one slot. `used_bytes` are the pending ones, room for bodies that are arriving, and
-    `local_bytes`, which are not to be sent; `oldest_seconds` 0: nothing is on its way to the origin; `exposure_bytes`
-    0: it has no limit."""
+    """Data of one slot that only this node has. `used_bytes` are pending, reserved and local bytes. `oldest_seconds` 0:
+    nothing is on its way to the origin. `exposure_bytes` 0: no limit."""
 
     buffer_bytes: int
     used_bytes: int
@@ -100,17 +99,15 @@ class SlotExposure:
 
 
 class ExposureObserver(Protocol):
-    """For metrics, and for whoever is to be alarmed by them."""
+    """Takes exposure reports, for metrics and alarms."""
 
     def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
 
     def disk_full(self, is_full: bool) -> None:
-        """Whether the disk has no room for any write, as it is now."""
+        """Report whether the disk has no room for any write now."""
 
 
 class SilentBoundsObserver:
-    """Nobody counts."""
-
     def went_through(self, slot: str, reason: str) -> None: ...
 
     def slowed_down(self, slot: str) -> None: ...
@@ -120,7 +117,7 @@ class SilentBoundsObserver:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the bounds of all slots of a process look at."""
+    """The parts that the bounds of all slots share in a process."""
 
     journal: Journal
     reservations: Reservations
@@ -129,7 +126,7 @@ class Shared:
 
 
 SHARED_SECONDS = 600.0
-"""So long after its last write, a credential counts among those that share a slot."""
+"""Seconds after its last write for which a credential counts among those that share a slot."""
 
 _CREDENTIALS_MAX = 1024
 
@@ -143,7 +140,7 @@ class _Waiter:
 
 
 class SlotBounds:
-    """One slot's, in one process. Event loop only; BufferUnavailable when the journal cannot be read."""
+    """The bounds of one slot in one process. Event loop only; BufferUnavailable when the journal cannot be read."""
 
     def __init__(self, slot: Slot, shared: Shared) -> None:
         self.trouble_until = 0.0
@@ -155,17 +152,17 @@ class SlotBounds:
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
-        self.follow(slot)
+        self.apply_settings(slot)
 
-    def follow(self, slot: Slot) -> None:
+    def apply_settings(self, slot: Slot) -> None:
         self.slot = slot
-        given = (slot.buffer_bytes, slot.exposure_bytes_max)
+        given = (slot.buffer_bytes, slot.unflushed_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
     def used_bytes(self) -> int:
-        """What acknowledged and arriving writes take: never less than it is, for a moment more.
+        """Return the bytes of acknowledged and arriving writes: never too few, for a moment too many.
 
-        Reservations first: what turns from one into the other in between is seen twice, and not overlooked.
+        Reservations are read first: a body that moves to the journal in between is counted twice, not missed.
         """
         arriving_bytes = sum(self._arriving_bytes)
         return arriving_bytes + self.usage().staged_bytes
@@ -183,22 +180,22 @@ class SlotBounds:
             age_seconds or 0.0,
             usage.local_bytes,
             usage.local_objects,
-            self.slot.exposure_bytes_max or 0,
+            self.slot.unflushed_bytes_max or 0,
         )
 
     def unused_bytes(self) -> int:
-        """What of the disk it has a right to, and has not written yet."""
+        """Return the bytes that the slot may still write to the disk."""
         return max(0, (self.slot.buffer_bytes or 0) - self.usage().staged_bytes)
 
     def age_seconds(self) -> float | None:
-        """Of the oldest write that is on its way to the origin; None: there is none."""
+        """Return the age of the oldest write that is on its way to the origin; None if there is none."""
         at = self._shared.journal.read(lambda tx: tx.oldest(self.slot.name))
         return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
 
     def now(self, size_bytes: int = 0) -> Bound | None:
-        """Why so many bytes more would not be taken at this moment, if so."""
-        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.exposure_bytes_max
-        limit_seconds = self.slot.exposure_age_seconds_max
+        """Return why `size_bytes` more would not be taken now; None if they would."""
+        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.unflushed_bytes_max
+        limit_seconds = self.slot.unflushed_age_seconds_max
         if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
             return Bound.EXPOSURE_AGE
         if limit_bytes is not None and used_bytes - self.usage().local_bytes > limit_bytes:
@@ -208,7 +205,7 @@ class SlotBounds:
         return None if self._disk_takes(size_bytes) else Bound.DISK
 
     async def take(self, credential: str, size_bytes: int, patience_seconds: float) -> Bound | None:
-        """Reserve room for a body, to be given back; or why there is none, after waiting for so long."""
+        """Reserve room for a body, waiting up to `patience_seconds`, or return why there is none."""
         if self.slot.buffer_bytes is not None and size_bytes > self.slot.buffer_bytes:
             return Bound.SIZE
         now = self._shared.clock.monotonic()
@@ -232,20 +229,20 @@ class SlotBounds:
             raise
 
     def look_at_uploads(self) -> None:
-        """Something finds no room, which uploads may take that the origin has ended: have them be looked for."""
+        """Ask the reconciler to look for uploads that the origin has ended, whose room a body needs."""
         now = self._shared.clock.monotonic()
         if now >= self._look_at_uploads_at:
             self._look_at_uploads_at = now + LOCAL_SECONDS
             self._asking = asyncio.create_task(self._ask_for_uploads(), name=f"uploads of {self.slot.name}")
 
     async def _ask_for_uploads(self) -> None:
-        with suppress(BufferUnavailable):  # whoever writes to it learns of it
+        with suppress(BufferUnavailable):  # the journal's writers report it
             at = self._shared.clock.now()
             await self._shared.journal.change(lambda tx: tx.look_at_uploads(self.slot.name, at))
 
     async def _remove_local(self, size_bytes: int) -> bool:
-        """Have what is not to be sent make room for so many bytes, the oldest first; whether any of it has. Where the
-        disk does not take that, whoever writes to it learns of it."""
+        """Remove local objects, the oldest first, until `size_bytes` fit. Return whether any was removed; False if the
+        journal cannot be written: its writers report that."""
         oldest = self._shared.journal.read(lambda tx: tx.oldest_local(self.slot.name))
         now = Moment.of(self._shared.clock)
         if oldest is None or now.passed_since(oldest) < STAYS_SECONDS:
@@ -268,7 +265,7 @@ class SlotBounds:
         return objects > 0
 
     def give_back(self, credential: str, size_bytes: int) -> None:
-        """A body's write is in the journal, or will never be."""
+        """Release the room of a body whose write is in the journal, or never will be."""
         self._shared.reservations.add(self._arriving_bytes, -size_bytes)
         self._arriving[credential] -= size_bytes
         if not self._arriving[credential]:
@@ -279,16 +276,15 @@ class SlotBounds:
         return bool(self._waiting)
 
     def delay_seconds(self, size_bytes: int) -> float:
-        """How long the acknowledgement of so many bytes is to be held back."""
+        """Return the seconds for which the acknowledgement of `size_bytes` waits."""
         if self._allowed_bytes is None:
             return 0.0
-        used_bytes = self.used_bytes() - self.usage().local_bytes  # which gives way at once
+        used_bytes = self.used_bytes() - self.usage().local_bytes  # local objects give way at once
         if used_bytes < BACKPRESSURE_FROM * self._allowed_bytes:
             return 0.0
         return delay_seconds(size_bytes, used_bytes, self._allowed_bytes, self.age_seconds())
 
     def retry_after_seconds(self, size_bytes: int) -> int:
-        """When who found no room is to try again."""
         return retry_after_seconds(size_bytes, self.used_bytes(), self.age_seconds())
 
     async def close(self) -> None:
@@ -315,7 +311,7 @@ class SlotBounds:
         return bound
 
     def _leaves_enough(self, credential: str, size_bytes: int) -> bool:
-        """Whether a credential's bodies that are still arriving leave as much free as they take, where they must."""
+        """Return whether a credential's arriving bodies leave as much free as they take, where credentials share."""
         if self.slot.buffer_bytes is None or len(self._seen) < 2:
             return True
         return self._arriving[credential] + size_bytes <= self.slot.buffer_bytes - self.used_bytes() - size_bytes
@@ -348,14 +344,14 @@ class SlotBounds:
             self._looking_after = None
 
     def _serve(self) -> None:
-        """In the order in which they came, but past those whose credential has its share."""
+        """Serve waiters in order of arrival, but skip those whose credential has its share."""
         now, full, have_their_share = self._shared.clock.monotonic(), None, set[str]()
         waiters, self._waiting = self._waiting, deque()
         for waiter in waiters:
             if waiter.told.cancelled():
                 continue
             bound: Bound | None = full
-            if full is None:  # else the journal is not asked for each of many who wait
+            if full is None:  # once full, do not ask the journal for each waiter
                 bound = Bound.SHARE
                 if waiter.credential not in have_their_share:
                     try:
@@ -373,7 +369,7 @@ class SlotBounds:
                 waiter.told.set_result(bound)
 
     def _forget(self, waiter: _Waiter) -> None:
-        """Its request is over. What it was just given goes back."""
+        """Drop a waiter whose request is over, and release the room that it was just given."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif not waiter.told.cancelled() and waiter.told.exception() is None and waiter.told.result() is None:
@@ -381,7 +377,7 @@ class SlotBounds:
 
 
 class Bounds:
-    """Of one process: those of every slot that writes back."""
+    """The bounds of every slot that writes back, in one process."""
 
     def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
         self.observer = observer
@@ -391,29 +387,29 @@ class Bounds:
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
-    def follow(self, slots: Sequence[Slot]) -> None:
-        """These are the slots that write back from now on. Who waits for room in one that does no more waits on: it
-        has what it had."""
+    def apply_settings(self, slots: Sequence[Slot]) -> None:
+        """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
+        bounds."""
         gone, self._of = self._of, {}
         for slot in slots:
             one = gone.get(slot.name)
             if one is None:
                 one = SlotBounds(slot, self._shared)
             else:
-                one.follow(slot)
+                one.apply_settings(slot)
             self._of[slot.name] = one
         left = (one for name, one in gone.items() if name not in self._of)
         self._gone = [one for one in (*self._gone, *left) if one.is_awaited]
 
     def of(self, slot: str) -> SlotBounds | None:
-        """One slot's; None for one that does not write back any more."""
+        """Return the bounds of a slot; None if it no longer writes back."""
         return self._of.get(slot)
 
     async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Every second, for ever; in one process of a gateway. A disk that fills up is told of in the log, too."""
+        """Report exposure every second until cancelled, in one process of a gateway. Log when the disk fills up."""
         was_full = False
         while True:
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+            with suppress(BufferUnavailable):  # the journal's writers report it
                 for name, one in list(self._of.items()):
                     observer.exposed(name, one.exposure())
             is_full = bool(self._of) and self._is_disk_full()
@@ -429,20 +425,20 @@ class Bounds:
             await self._clock.sleep(EXPOSURE_SECONDS)
 
     def _is_disk_full(self) -> bool:
-        """Whether even an empty body would not be taken. What else is wrong with the disk is told elsewhere."""
+        """Return whether the disk has no room even for an empty body; its other faults are reported elsewhere."""
         arriving_bytes = on_disk(self._shared.reservations.total_of_all())
         with suppress(OSError):
             return not self._shared.disk.takes(arriving_bytes, self._clock.monotonic())
         return False
 
     def unused_bytes(self) -> int:
-        """What of the disk is for the buffers, and not written yet: what they may hold, the journal's margin, and as
-        much again: the journal's log and other small files grow while the buffer fills, and with the margin alone the
-        last body would have to wait until the cache has yielded."""
+        """Return the bytes of disk to keep for the buffers: those that they may still write, and twice the journal's
+        margin. The journal's log and small files grow while the buffer fills; with one margin, the last body would wait
+        until the cache has made room."""
         return 2 * MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:
-        """The disk has failed to take something: it is left alone for a moment. Told once in that time."""
+        """Leave the disk alone for a moment after it has failed to take something. Log it once in that time."""
         now = self._clock.monotonic()
         if now >= self._told_until:
             self._told_until = now + TROUBLE_SECONDS

@@ -1,13 +1,13 @@
-"""What the disk under the buffer has room for, and what of that is spoken for by bodies that are arriving.
+"""The disk's room under the buffer, and the part of it that arriving bodies have reserved.
 
-What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
+Reservations lie in shared memory, as none is worth keeping (`Reservations`):
 
     for each slot that writes back: its name in 64 bytes, and 8 bytes for each worker slot
 
-A worker writes its own numbers only, so no lock is needed: it adds what it wants first and looks at the sum then, so
-that of two that want the last room at once at least one sees both. A worker that is killed leaves its numbers to its
-successor, which clears them. Slots may come and go: who looks for rows holds a lock on the file. It is made anew when
-nobody has it open (opening.py).
+A worker writes only its own numbers, so it needs no lock: it adds its bytes first and looks at the sum then, so that of
+two that want the last room at least one sees both. A killed worker leaves its numbers to its successor, which clears
+them. Slots come and go: a worker that looks for rows locks the file. opening.py makes it anew when no process has it
+open.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from gateway.writeback.files.trailer import checksums_bytes
 DISK_LOOK_SECONDS = 0.05
 
 MARGIN_BYTES = 8 * 1024 * 1024
-"""Left free by bodies, for the journal: what takes things out of the buffer must be written down, too."""
+"""Bytes of the disk kept free for the journal: what leaves the buffer must be written down, too."""
 
 
 def on_disk(size_bytes: int) -> int:
-    """What bodies of so many bytes take, with their checksums; but for the rest of each file's last page, and its
-    footer, which the margin has for some hundreds that arrive at once, and still room for the journal.
-    """
+    """Return the bytes that bodies take with their checksums. The rest of each file's last page, and its footer, fit
+    into the margin for some hundreds that arrive at once, with room left for the journal."""
     return size_bytes + checksums_bytes(size_bytes)
 
 
 class DiskRoom:
-    """Of one directory. Event loop only: a look takes microseconds on a local disk."""
+    """The room in one directory. Event loop only: a look takes microseconds on a local disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,25 +43,26 @@ class DiskRoom:
         self._looked_at = float("-inf")
 
     def takes(self, size_bytes: int, now: float) -> bool:
-        """Whether so much fits beside the margin; `now` is of the monotonic clock. OSError as the disk says it."""
+        """Return whether `size_bytes` fit beside the margin; `now` is monotonic. Raises the disk's OSError."""
         if not self._looked_at <= now < self._looked_at + DISK_LOOK_SECONDS:
             self._free_bytes, self._looked_at = _free_bytes(self._path), now
         return self._free_bytes - MARGIN_BYTES >= size_bytes
 
 
 class ReserveFile:
-    """Room set aside beside the journal, given up when the disk is full: what leaves the buffer must be noted, too.
+    """Room set aside beside the journal, given up when the disk is full: the journal must record what leaves the
+    buffer.
 
-    Otherwise a disk that somebody else has filled would keep the flush from telling the journal what the origin has,
-    and so from giving any room back. The log grows to a few megabytes and is then written over from its start: so much
-    is enough for any number of changes. Of one buffer, in the process that flushes. Blocks.
+    On a disk that others have filled, the flush could otherwise not record what the origin has, and so free no room.
+    The log grows to a few megabytes and is then written over from its start, so this is always enough. For one buffer,
+    in the process that flushes. Blocks.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ballast"
 
     def keep(self) -> None:
-        """Set the room aside, where it is not and there is some; else later."""
+        """Set the room aside if it is missing and the disk has twice as much; else later."""
         with suppress(OSError):
             is_there = self._path.exists() and self._path.stat().st_size == MARGIN_BYTES
             if not is_there and _free_bytes(self._path.parent) >= 2 * MARGIN_BYTES:
@@ -92,7 +92,7 @@ _ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * _CELL_BYTES
 
 
 class Reservations:
-    """The numbers as one worker slot sees and changes them. OSError when the disk does not take the file."""
+    """The reservations as one worker slot sees and changes them. OSError when the disk does not take the file."""
 
     def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
         self._path = path
@@ -100,16 +100,16 @@ class Reservations:
         self._map = map_shared(path, _ROW_BYTES)
         self._rows: dict[str, memoryview[int]] = {}
         self._in_use: list[weakref.ref[memoryview[int]]] = []
-        """Rows that others have, some in mappings of before."""
+        """Rows that callers hold, some in earlier mappings."""
 
         self._is_closed = False
-        self.follow(slots)
+        self.apply_settings(slots)
         for number in range(len(self._map) // _ROW_BYTES):
             self._row(number)[worker] = 0
 
-    def follow(self, slots: Sequence[str]) -> None:
-        """Have a row for each of these. Those of slots that are gone may be taken by others, once nothing arrives in
-        them. Whoever has a row keeps it."""
+    def apply_settings(self, slots: Sequence[str]) -> None:
+        """Keep a row for each of these slots. Rows of other slots are reused once they are empty. Holders keep their
+        rows."""
         with _locked(self._path) as size_bytes:
             self._map = map_shared(self._path, max(size_bytes, _ROW_BYTES))
             count = len(self._map) // _ROW_BYTES
@@ -126,15 +126,15 @@ class Reservations:
             self._rows = {slot: self._row(names.index(slot)) for slot in slots}
 
     def row(self, slot: str) -> memoryview[int]:
-        """The numbers of a slot, to be added to; it stays that of those who have it."""
+        """Return the numbers of a slot, for `add`; the row stays the slot's while anyone holds it."""
         row = self._rows[slot]
         self._in_use = [one for one in self._in_use if one() is not None]
         self._in_use.append(weakref.ref(row))
         return row
 
     def add(self, row: memoryview[int], count: int) -> None:
-        """This worker's bodies will take so many bytes more, or, negative, less. Nothing once it is closed: what it
-        leaves behind is cleared by whoever has its number next."""
+        """Add bytes (may be negative) to this worker's reservations. Do nothing once closed: the next worker with this
+        number clears them."""
         if not self._is_closed:
             row[self._worker] += count
 
@@ -142,7 +142,7 @@ class Reservations:
         return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
 
     def close(self) -> None:
-        """Let go of the file. Nobody may look at a row any more."""
+        """Let go of the file; rows are invalid then."""
         self._is_closed = True
         for row in (*self._rows.values(), *(one() for one in self._in_use)):
             if row is not None:
@@ -162,7 +162,7 @@ class Reservations:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The size of the file, while no other process looks for rows in it."""
+    """Yield the size of the file; no other process looks for rows in it meanwhile."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

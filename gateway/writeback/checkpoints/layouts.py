@@ -1,4 +1,4 @@
-"""From a key to the checkpoint that it belongs to, and the rank that wrote it. Pure.
+"""Finds the checkpoint that a key belongs to, and the rank that wrote the object. Pure.
 
 A checkpoint is what one save of a training job leaves: a directory, or one object. The layouts that are known:
 
@@ -13,9 +13,8 @@ A checkpoint is what one save of a training job leaves: a directory, or one obje
     step           `step-500/`, `ckpt_500/`, `epoch_3/`, `ckpt-500.pt`: a number alone tells
     pattern        a slot's own patterns
 
-The innermost directory that fits is the checkpoint, but for DeepSpeed's and Megatron's within another of the same
-step, or within the Trainer's. What says which checkpoint is the newest belongs to the run, and to no checkpoint:
-`latest`, `last.ckpt`.
+The innermost directory that fits is the checkpoint, except DeepSpeed's and Megatron's within another of the same step,
+or within the Trainer's. Pointers to a run's newest checkpoint belong to none: `latest`, `last.ckpt`.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ KNOWN = Rules()
 
 @lru_cache(256)
 def rules_of(patterns: tuple[str, ...] | None) -> Rules:
-    """The rules that a slot's setting says; None: the known layouts. ValueError for what is no pattern."""
+    """Return the rules of a slot's setting; None: the known layouts. ValueError for a bad pattern."""
     if patterns is None:
         return KNOWN
     return Rules(tuple(parse_pattern(one) for one in patterns if one != BUILT_IN), BUILT_IN in patterns)
@@ -92,7 +91,6 @@ def member_of(key: ObjectKey, rules: Rules = KNOWN) -> Member | None:
 
 
 def checkpoint_of(key: ObjectKey, rules: Rules = KNOWN) -> CheckpointName | None:
-    """The checkpoint that an object belongs to."""
     member = member_of(key, rules)
     return None if member is None else member.checkpoint
 
@@ -190,7 +188,7 @@ _OBJECT = re.compile(
 
 
 LAYOUTS = ("dcp", "huggingface", "safetensors", "deepspeed", "megatron", "lightning", "nemo", "ranks", "step")
-"""Those that are known without patterns."""
+"""The layouts that are known without patterns."""
 
 
 def _layout_of_file(name: str) -> str | None:
@@ -209,11 +207,11 @@ _POINTER = re.compile(r"latest(?:[-_.].{0,255})?|last(?:-v[0-9]{1,9})?\.ckpt", r
 
 
 def is_pointer(key: ObjectKey) -> bool:
-    """Whether an object says, by its name, which checkpoint of a run is the newest, or is a second name of it."""
+    """Return whether an object's name makes it a pointer to a run's newest checkpoint, or a second name of that."""
     return checkpoint_of(key) is None and _POINTER.fullmatch(key.key.rpartition("/")[2]) is not None
 
 
-# Ranks and shards, as names tell of them
+# Ranks and shards in names
 
 _RANKS_IN_FILE = (
     re.compile(rf"_{{0,4}}({_N})_{_N}\.distcp"),
@@ -225,10 +223,10 @@ _RANK_OF_MODEL = re.compile(r"mp_rank_([0-9]{2,6})")
 
 
 def rank_of(key: ObjectKey) -> int | None:
-    """The rank that wrote an object, where its name, or that of its directory, says so.
+    """Return the rank that wrote an object, if its name or its directory's says so.
 
-    Of DeepSpeed's optimizer states that is the data-parallel rank, of Megatron's `mp_rank_03/` the tensor-parallel one.
-    Where two numbers say it (`mp_rank_03_001/`) which rank that is depends on the job, and None is answered.
+    For DeepSpeed's optimizer states this is the data-parallel rank, for Megatron's `mp_rank_03/` the tensor-parallel
+    one. The job decides the meaning of two numbers (`mp_rank_03_001/`): they give None.
     """
     *_, directory, name = ("", *key.key.split("/"))
     for pattern in _RANKS_IN_FILE:
@@ -261,6 +259,6 @@ def shard_of(key: str) -> Shard | None:
 
 
 def world_size_of(key: str) -> int | None:
-    """How many ranks there are, where a name says so: `model_world_size_8_rank_0.pt`."""
+    """Return the number of ranks in a name such as `model_world_size_8_rank_0.pt`."""
     match = _WORLD.search(key.rpartition("/")[2]) if "world_size_" in key else None
     return None if match is None else int(match[1])

@@ -23,30 +23,30 @@ import orjson
 from gateway.core.model import ObjectKey
 
 CONTENT_BYTES_MAX = 64 * 1024**2
-"""Of a manifest that is read: that of a million tensor shards."""
+"""The longest manifest that is read: one of a million tensor shards."""
 
 NAMES_MAX = 100_000
 """Objects that a manifest may name."""
 
 OPCODES_MAX = 32_000_000
-"""Of a pickle: some ten seconds of a thread's time."""
+"""The most opcodes of a pickle: some ten seconds of a thread's time."""
 
 TOKENS_MAX = 16_000_000
-"""The same of JSON. An index has two for each tensor."""
+"""The most tokens of JSON, for the same time. An index has two for each tensor."""
 
 BYTES_OF_A_STRING = 8
-"""A pickle may have a string in so many bytes, and remember it: PyTorch writes one in some forty. Each takes seven
-times as many of memory."""
+"""A pickle may remember one string in this many bytes: PyTorch writes one in some forty. Each takes seven times as many
+bytes of memory."""
 
 _FEW_STRINGS = 1000
-"""Any may have so many."""
+"""Strings that any pickle may remember."""
 
 _KEY_BYTES_MAX = 1024
 """S3's limit."""
 
 _POINTER_BYTES_MAX = 1024
 _DIGITS_MAX = 18
-"""Of Megatron's number of an iteration."""
+"""The longest number of an iteration of Megatron's."""
 
 _INDEX = ".index.json"
 _WEIGHTS = "weight_map"
@@ -57,19 +57,19 @@ _DEEPSPEED = frozenset({"latest", "latest_universal"})
 _MEGATRON = "latest_checkpointed_iteration.txt"
 
 _TAG = re.compile(r"(?:global_step|checkpoint|step|iter|epoch)[-_=]?[0-9]{1,18}|checkpoint", re.ASCII)
-"""What DeepSpeed and Lightning call directories, and what people do. A `latest` may say anything else, too, that is the
-name of nothing: nobody could wait for that."""
+"""Directories as DeepSpeed, Lightning and people name them. Any other text of a `latest` may be the name of nothing,
+and a manifest that waited for it would wait for ever."""
 
 _STORAGE = "_StorageInfo"
-"""The class of which DCP writes one for each piece of a tensor: `relative_path` is the file's."""
+"""The class that DCP writes for each piece of a tensor; its `relative_path` is the file's."""
 
 _PATH = "relative_path"
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """What is to be there before the manifest: `keys`, each once; of each of `directories`, which end with no slash,
-    one object at least that lies under it, or has its name, or its name and an ending."""
+    """The files that must exist before the manifest: each of `keys`, and for each of `directories` (without final
+    slash) an object under it, of its name, or of its name and an ending."""
 
     keys: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
@@ -86,17 +86,17 @@ class NotUnderstood:
 
 
 class _Strange(Exception):
-    """Why it is not understood."""
+    """The reason why a manifest is not understood."""
 
 
 def may_be_understood(key: ObjectKey) -> bool:
-    """Whether an object of this name may name others: else there is no use in reading it."""
+    """Return whether an object of this name may be a manifest; others are not worth reading."""
     name = _name(key)
     return name in (_DCP, _MEGATRON) or name in _DEEPSPEED or name.endswith(_INDEX)
 
 
 def named_files(key: ObjectKey, content: bytes) -> NamedFiles | NotUnderstood:
-    """What the manifest under a key names. It takes a second for each ten MiB: not to be done on an event loop."""
+    """Return the files that a manifest names. Takes a second per 10 MiB: keep it off the event loop."""
     directory = key.key[: len(key.key) - len(_name(key))]
     try:
         return _named(_name(key), directory, key.key, content)
@@ -123,7 +123,7 @@ def _named(name: str, directory: str, own: str, content: bytes) -> NamedFiles:
 
 
 def _keys(directory: str, own: str, paths: Iterator[str] | list[str]) -> tuple[str, ...]:
-    """Keys of paths that are relative to a directory, each once, in their order; not the manifest's own."""
+    """Return the keys of paths relative to a directory, each once, in order, without the manifest's own."""
     found: dict[str, None] = {}
     for path in paths:
         if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or not path.isprintable():
@@ -143,7 +143,7 @@ def _keys(directory: str, own: str, paths: Iterator[str] | list[str]) -> tuple[s
 # PyTorch DCP
 
 _KEEP = frozenset({"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "FRAME", "PROTO"})
-"""They leave the stack as it is."""
+"""Opcodes that leave the stack as it is."""
 
 _PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _GET = frozenset({"GET", "BINGET", "LONG_BINGET"})
@@ -151,10 +151,9 @@ _TEXT = frozenset({"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
 
 
 def _paths_of_pickle(content: bytes) -> Iterator[str]:
-    """Every string that follows `relative_path` on the stack: pickles write the name of an attribute, then its value.
+    """Yield each string that follows `relative_path` on the stack: pickles write an attribute's name, then its value.
 
-    Strings come in full the first time, and by their number in the memo after that. Of everything else only the kind of
-    its opcode counts.
+    A string stands in full the first time, later as its number in the memo. Of all else only the opcode counts.
     """
     memo: list[str | None] = []
     strings, strings_max = 0, _FEW_STRINGS + len(content) // BYTES_OF_A_STRING
@@ -205,14 +204,14 @@ def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
 # Indexes of shards
 
 _TOKEN = re.compile(rb'[\s,:]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|([{}\[\]])|[^\s,:{}\[\]"]++)', re.DOTALL)
-"""Of JSON: a string, a bracket, or anything else. A byte is looked at once, whatever comes before or behind it."""
+"""A JSON token: a string, a bracket, or anything else. The match looks at each byte once, whatever surrounds it."""
 
 
 def _paths_of_index(content: bytes) -> Iterator[str]:
-    """The values of `weight_map` in the outermost object, each once; of the last one, as every parser has it.
+    """Yield the values of the outermost object's `weight_map`, each once; of the last one, as parsers do.
 
-    Of what else there is only brackets and strings count. A parser would make objects of all of it, many times as
-    large, and let nothing else run meanwhile.
+    All else is only scanned for brackets and strings: a parser would build objects many times as large, and block all
+    other threads meanwhile.
     """
     tokens = _tokens(content)
     if next(tokens, None) != b"{":
@@ -247,7 +246,7 @@ def _tokens(content: bytes) -> Iterator[bytes]:
 
 
 def _until_closed(tokens: Iterator[bytes]) -> Iterator[bytes]:
-    """The names of an object's values; who iterates takes the values."""
+    """Yield the names in an object; the caller takes each name's value from `tokens`."""
     for token in tokens:
         if token == b"}":
             return

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from gateway.core.progress_rate import ProgressRate
 
 WINDOW_SECONDS = 60.0
-"""What was seen before does not count."""
+"""Older samples do not count."""
 
 
 class FlushRates:
-    """Bytes that the origin has of each, as they were seen. It holds as many as are given to `see`."""
+    """The flush progress of checkpoints: of as many as the last `see` was given."""
 
     def __init__(self) -> None:
         self._rates: dict[int, ProgressRate] = {}
 
     def see(self, flushed_bytes: Mapping[int, int], now: float) -> None:
-        """Of every checkpoint, by id, that the origin does not have whole; others are forgotten. `now` is monotonic."""
+        """Sample the flushed bytes of all unfinished checkpoints, by id; forget others. `now` is monotonic."""
         self._rates = {one: self._rates.get(one) or ProgressRate(WINDOW_SECONDS) for one in flushed_bytes}
         for one, size_bytes in flushed_bytes.items():
             self._rates[one].note(now, size_bytes)
 
     def left_seconds(self, checkpoint_id: int, left_bytes: int) -> float | None:
-        """How long the rest takes at that rate; None: that is not known yet, or nothing moves."""
+        """Return the seconds that the rest takes at that rate; None: unknown, or nothing moves."""
         rate = self._rates.get(checkpoint_id)
         return None if rate is None else rate.seconds_left(left_bytes)

@@ -1,12 +1,11 @@
 """How far the files of checkpoints have been read: a small table of each worker, in memory that all processes share.
 
-A worker counts what it sends of objects in slots that write back, where their keys say that they belong to a
-checkpoint; of others nothing is looked at. Whoever shows checkpoints reads the tables of all workers. A file is known
-by a digest of its name: there is no key in the memory, and each file takes as much as any other. Where there are more
-than FILES_MAX, those are forgotten that were not read for longest.
+A worker counts what it sends of objects in slots that write back whose keys belong to a checkpoint. To show
+checkpoints, a process reads the tables of all workers. A table knows a file by a digest of its name, so it holds no
+keys, and each file takes equal room. Beyond FILES_MAX it forgets the files that were not read for longest.
 
-What is read of a file with no longer break than a minute is one pass; the last two are kept. Figures may be read while
-they are written, and are then those of a moment before, or in part.
+One pass is the reads of a file without a break of a minute; the last two are kept. A process may read figures while a
+worker writes them, and may then see older or partly written ones.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 
 FILES_MAX = 4096
-"""Of one worker."""
+"""Files in one worker's table."""
 
 PAUSE_SECONDS = 60.0
-"""What is read after so long a break is another pass."""
+"""Seconds without a read after which a read begins another pass."""
 
 _NAME = "checkpoint-reads-"
 _ID_BYTES = 24
@@ -38,25 +37,24 @@ _FILE_BYTES = FILES_MAX * _ROW.size
 
 
 def checkpoint_id(bucket: str, prefix: str) -> bytes:
-    """With which the ids of its files begin."""
+    """Return the id of a checkpoint; the ids of its files begin with it."""
     return hashlib.blake2b(f"{bucket}\0{prefix}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def file_id(of_checkpoint: bytes, key: str) -> bytes:
-    """By which a file is counted."""
     return of_checkpoint + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def counted_file(key: ObjectKey, slot: Slot) -> bytes | None:
-    """The id of an object whose reads are counted; None: they are not."""
+    """Return the id of an object whose reads count, or None."""
     if not slot.is_buffered:
         return None
     member = member_of(key, rules_of(slot.checkpoints))
     return None if member is None else file_id(checkpoint_id(key.bucket, member.checkpoint.prefix), key.key)
 
 
-class Pass(NamedTuple):
-    """What was read of a file without a long break. Times in seconds since 1970."""
+class ReadPass(NamedTuple):
+    """The reads of a file without a long break. Times in seconds since 1970."""
 
     read_bytes: int
     first_at: float
@@ -76,14 +74,14 @@ class _Entry:
 
 
 class CheckpointReads:
-    """What one worker has read. Event loop only; `close` at the end."""
+    """The reads that one worker counts. Event loop only; `close` at the end."""
 
     def __init__(self, directory: Path, worker: int, clock: Clock) -> None:
-        """OSError. What the worker before it with the same number has counted goes on."""
+        """Continue the table of the worker that had this number before. OSError."""
         self._clock = clock
         self._map = map_shared(directory / f"{_NAME}{worker}", _FILE_BYTES)
         self._entries = OrderedDict[bytes, _Entry]()
-        """The one that was read last comes last."""
+        """Files in the order of their last reads."""
         found = [(file, at, passes) for at, (file, passes) in enumerate(_rows(self._map)) if passes]
         for file, at, passes in sorted(found, key=lambda one: one[2][0].last_at):
             entry = self._entries[file] = _Entry(at, 0.0)
@@ -95,7 +93,7 @@ class CheckpointReads:
         self._map.close()
 
     def begin(self, file: bytes) -> None:
-        """An answer with bytes of a file is about to be sent; `end` follows."""
+        """Count an answer with bytes of a file that is about to be sent; `end` must follow."""
         now, entry = self._clock.now(), self._entries.get(file)
         if entry is None:
             entry = self._place(file, now)
@@ -110,7 +108,7 @@ class CheckpointReads:
 
     def end(self, file: bytes, sent_bytes: int) -> None:
         entry = self._entries.get(file)
-        if entry is None:  # so many others have been read meanwhile
+        if entry is None:  # evicted by other files meanwhile
             return
         entry.open = max(0, entry.open - 1)
         entry.last_at = self._clock.now()
@@ -140,19 +138,19 @@ class CheckpointReads:
         )
 
 
-def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[Pass]]]:
-    """Files with their passes, the last one first; none where nothing was read of it."""
+def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[ReadPass]]]:
+    """Yield files with their passes, the last pass first; no passes for an unread file."""
     for at in range(0, _FILE_BYTES, _ROW.size):
         file, opened, read_bytes, first_at, last_at, *of_before = _ROW.unpack_from(content, at)
         if not any(file):
             return
-        passes = [Pass(read_bytes, first_at, last_at, opened), Pass(*of_before[:3])]
+        passes = [ReadPass(read_bytes, first_at, last_at, opened), ReadPass(*of_before[:3])]
         yield file, [one for one in passes if one.last_at]
 
 
-def reads_by_checkpoint(directory: Path | None) -> Mapping[bytes, Mapping[bytes, Sequence[Pass]]]:
-    """Of all workers: id of a checkpoint → id of a file → its passes. Some milliseconds for a full table."""
-    found: dict[bytes, dict[bytes, list[Pass]]] = {}
+def reads_by_checkpoint(directory: Path | None) -> Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]:
+    """Return all workers' passes: id of a checkpoint → id of a file → passes. Takes milliseconds for a full table."""
+    found: dict[bytes, dict[bytes, list[ReadPass]]] = {}
     for path in sorted(directory.glob(f"{_NAME}*")) if directory is not None else []:
         content = path.read_bytes()
         if len(content) < _FILE_BYTES:  # being made

@@ -1,13 +1,13 @@
-"""How far a checkpoint has been read, from what was sent of its files. Pure.
+"""How far a checkpoint has been read, from the bytes sent of its files. Pure.
 
     reading    bytes of it were sent within the last minute, or are being sent
     stalled    nothing has come for a minute, and of some files much less was read than of others of their kind
     over       nothing has come for a minute, and no file lags
 
-Files are of one kind whose keys differ in numbers only: those of ranks, or shards. What a loader does not want, an
-optimizer's state or a README, has nothing of its kind that was read, and is not waited for; nor is the second half of
-files of which nobody has read more than the first. How many read is not known: what two have read of a file counts as
-if one had read it further.
+Files whose keys differ only in numbers are of one kind: ranks, or shards. If no file of a kind was read, such as an
+optimizer's state or a README, the loader does not want it, and the restore does not wait for it; nor does it wait for
+the second half of files that no reader has read past the first. The number of readers is unknown: two partial reads of
+a file count as one longer read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, Pass
+from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, ReadPass
 
 QUIET_SECONDS = PAUSE_SECONDS
 
 BREAK_SECONDS = 600.0
-"""What is read after so long a break is another restore."""
+"""Seconds without a read after which a read begins another restore."""
 
 SHOWN_SECONDS = 3600.0
-"""So long it is shown after the last byte."""
+"""Seconds after the last byte for which a restore is shown."""
 
 BEHIND_SHOWN_MAX = 100
 
 _LAG = 0.9
-"""A file lags of which less than this part was read of what was read of the furthest of its kind."""
+"""A file lags when its share of bytes read is below this part of the largest share of its kind."""
 
 _AGAIN = 0.5
-"""What was read by such a part, and after a minute's break again, is restored again."""
+"""A file with at least this share read both before and after a minute's break was restored twice."""
 
 _DIGITS = re.compile(r"[0-9]+")
 
@@ -55,7 +55,7 @@ class CheckpointFile(NamedTuple):
     rank: int | None = None
 
 
-class Reading(NamedTuple):
+class RestoreReading(NamedTuple):
     """How far a file was read; `last_at` None: not at all."""
 
     file: CheckpointFile
@@ -75,18 +75,20 @@ class RestoreFacts:
     began_at: float
     last_at: float
     files: int
-    """Those that were begun, and those of their kinds; of these, `size_bytes`."""
+    """Files of the kinds that were begun; `size_bytes` are theirs."""
     files_begun: int
     files_behind: int
     size_bytes: int
     read_bytes: int
-    behind: Sequence[Reading]
-    """The first of them."""
+    behind: Sequence[RestoreReading]
+    """The first BEHIND_SHOWN_MAX."""
 
 
-def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass]], now: float) -> RestoreFacts | None:
-    """The last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none, or it
-    was over an hour ago."""
+def restore_of(
+    files: Iterable[CheckpointFile], read: Mapping[str, Sequence[ReadPass]], now: float
+) -> RestoreFacts | None:
+    """Return the last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none,
+    or it ended over an hour ago."""
     sized = {one.key: one for one in files if one.size_bytes > 0}
     passes = [(key, one) for key, found in read.items() if key in sized for one in found]
     latest = _of_latest(passes, {key: one.size_bytes for key, one in sized.items()}, now)
@@ -97,8 +99,8 @@ def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass
     is_open = any(one.open for _, one in latest)
     if not is_open and now - last_at > SHOWN_SECONDS:
         return None
-    kinds: dict[str, list[Reading]] = {}
-    by_key: dict[str, list[Pass]] = {}
+    kinds: dict[str, list[RestoreReading]] = {}
+    by_key: dict[str, list[ReadPass]] = {}
     for key, one in latest:
         by_key.setdefault(key, []).append(one)
     for file in sized.values():
@@ -120,27 +122,29 @@ def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass
     )
 
 
-def _state(behind: Sequence[Reading], *, is_recent: bool) -> RestoreState:
+def _state(behind: Sequence[RestoreReading], *, is_recent: bool) -> RestoreState:
     if is_recent:
-        return RestoreState.READING  # files of which nothing was read may have their turn behind those before them
+        return RestoreState.READING  # files without reads may have their turn behind others
     return RestoreState.STALLED if behind else RestoreState.OVER
 
 
-def _reading(file: CheckpointFile, passes: Sequence[Pass]) -> Reading:
+def _reading(file: CheckpointFile, passes: Sequence[ReadPass]) -> RestoreReading:
     read_bytes = min(sum(one.read_bytes for one in passes), file.size_bytes)
     last_at = max((one.last_at for one in passes), default=None)
-    return Reading(file, read_bytes, last_at)
+    return RestoreReading(file, read_bytes, last_at)
 
 
-def _lagging(kind: Sequence[Reading]) -> list[Reading]:
+def _lagging(kind: Sequence[RestoreReading]) -> list[RestoreReading]:
     furthest = max(one.share for one in kind)
     return [one for one in kind if one.share < _LAG * furthest]
 
 
-def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now: float) -> Sequence[tuple[str, Pass]]:
-    """The passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which something
-    was read again that had been read before."""
-    latest: list[tuple[str, Pass]] = []
+def _of_latest(
+    passes: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int], now: float
+) -> Sequence[tuple[str, ReadPass]]:
+    """Return the passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which files
+    were read again."""
+    latest: list[tuple[str, ReadPass]] = []
     for burst in _bursts(passes, now):
         if latest:
             began_at = min(one.first_at for _, one in latest)
@@ -151,9 +155,9 @@ def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now
     return latest
 
 
-def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[str, Pass]]]:
-    """Passes between which there is no minute without any, the latest first."""
-    bursts: list[list[tuple[str, Pass]]] = []
+def _bursts(passes: Sequence[tuple[str, ReadPass]], now: float) -> list[list[tuple[str, ReadPass]]]:
+    """Return the passes in groups that no minute without reads divides, the latest group first."""
+    bursts: list[list[tuple[str, ReadPass]]] = []
     began_at = 0.0
     for key, one in sorted(passes, key=lambda found: now if found[1].open else found[1].last_at, reverse=True):
         ended_at = now if one.open else one.last_at
@@ -165,7 +169,7 @@ def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[s
     return bursts
 
 
-def _much_of(burst: Sequence[tuple[str, Pass]], sizes: Mapping[str, int]) -> set[str]:
+def _much_of(burst: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int]) -> set[str]:
     read: dict[str, int] = {}
     for key, one in burst:
         read[key] = read.get(key, 0) + one.read_bytes

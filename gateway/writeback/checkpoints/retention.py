@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 from gateway.writeback.checkpoints.state import CheckpointState
 
 FlushRule: TypeAlias = int | Literal["all", "latest"]
-"""Which checkpoints are sent whatever comes after them: all, none, or each of so many."""
+"""The checkpoints that are flushed whatever follows them: all, none (`latest`), or every n-th."""
 
 
 def flush_rule_of(text: str) -> FlushRule:
-    """`all`, `latest`, or the number in `every-5th`; ValueError for anything else."""
+    """Parse `all`, `latest` or `every-5th`; ValueError for anything else."""
     if text == "all" or text == "latest":
         return text  # type: ignore[return-value]
     number = text.removeprefix("every-").rstrip("stndrh")
@@ -42,11 +42,11 @@ class Save:
     is_whole: bool
     objects: int = 1
     last_at: float = 0.0
-    """When the last of it came."""
+    """When its last write was acknowledged."""
 
 
 def whole_since(saves: Sequence[Save], superseded_id: int) -> float:
-    """When the newest of those that supersede one of them was whole here; 0: none does."""
+    """Return when the newest checkpoint that supersedes this one was whole here; 0 if none does."""
     old = next(one for one in saves if one.id == superseded_id)
     newer = [
         one
@@ -57,7 +57,7 @@ def whole_since(saves: Sequence[Save], superseded_id: int) -> float:
 
 
 def superseded(saves: Sequence[Save], rule: FlushRule) -> list[int]:
-    """Of one run's, the ids of those of which nothing need be sent any more."""
+    """Return the ids of a run's checkpoints that need no flush any more."""
     if rule == "all":
         return []
     left_out, most = set(), 0
@@ -70,7 +70,7 @@ def superseded(saves: Sequence[Save], rule: FlushRule) -> list[int]:
 
 
 def kept(saves: Sequence[Save], keep_last: int) -> list[int]:
-    """Of one run's, the ids of the newest complete ones, so many, and of those that are being saved."""
+    """Return the ids of a run's `keep_last` newest complete checkpoints, and of those that are being saved."""
     complete = sorted((one for one in saves if one.is_whole), key=_order, reverse=True)[:keep_last]
     being_saved = [one for one in saves if one.state is CheckpointState.WRITING and one not in complete]
     return [one.id for one in (*being_saved, *complete)]

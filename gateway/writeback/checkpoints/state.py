@@ -1,19 +1,19 @@
-"""What state a checkpoint is in, from its objects and the uploads that are open under it. Pure.
+"""The state of a checkpoint, from its objects and the open uploads under it. Pure.
 
-    writing        objects are being sent, or are missing still
+    writing        objects are being sent, or are still missing
     stalled        the same, and nothing has come for a minute
-    acknowledged   all of it is here, and the origin has nothing of it that this node was given
+    acknowledged   all of it is here; the origin has nothing that this node was given
     flushing       the origin has some of it
     durable        the origin has all of it
-    local          it is whole here, and something of it is not to be sent: it is not durable
-    waiting for the bucket   the origin does not answer, or is too busy: it is tried again
-    failed         something of it does not get to the origin without a person: refused, or damaged
-    conflict       others have changed something of it at the origin: a person decides
+    local          it is whole here, but not durable: its slot leaves some of it out of flushes
+    waiting for the bucket   the origin does not answer, or is too busy: the flush tries again
+    failed         some of it needs a person: it is damaged, or the origin refuses it
+    conflict       others have changed some of it at the origin: a person decides
 
-A save is over when nothing is missing that its names speak of, no upload is open, and its `.metadata` came last, or
-nothing has come for ten seconds. Names speak of shards (`-of-00004`), of the number of ranks (`world_size_8`), of
-manifests that belong to them; otherwise the ranks are expected that the checkpoint before it in the same run had. Of a
-job on several nodes this node may have a part only: then that part is what there is.
+A save is over when nothing that its names imply is missing, no upload is open, and its `.metadata` came last or nothing
+has come for ten seconds. Names imply shards (`-of-00004`), the number of ranks (`world_size_8`) and manifests;
+otherwise the ranks of the run's previous checkpoint are expected. Of a job on several nodes this node may have only a
+part: that part counts as all.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from itertools import islice
 from gateway.writeback.checkpoints.layouts import shard_of, world_size_of
 
 STALLED_SECONDS = 60.0
-"""Nothing has come for so long of a save that is not over."""
+"""Seconds without a write after which an unfinished save is stalled."""
 
 QUIET_SECONDS = 10.0
-"""Nothing has come for so long of a save without a manifest: it is over."""
+"""Seconds without a write after which a save without a manifest is over."""
 
 RANKS_MAX = 65_536
-"""What names say of more ranks is not believed."""
+"""Names that imply more ranks are not believed."""
 
 MISSING_SHOWN_MAX = 100
 
@@ -62,11 +62,11 @@ class ObjectFacts:
     rank: int | None = None
     is_durable: bool = False
     is_local: bool = False
-    """Only this node has it, and it is not to be sent."""
+    """Only this node has it, and its slot leaves it out of flushes."""
     is_conflict: bool = False
     is_failing: bool = False
     is_waiting: bool = False
-    """Only the bucket keeps it here."""
+    """It waits for the bucket."""
     is_sending: bool = False
     sent_bytes: int = 0
     reason: str | None = None
@@ -85,7 +85,7 @@ class UploadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a save lacks still: ranks, objects by their keys (the first of them), uploads that are not completed."""
+    """The parts that a save still lacks: ranks, objects by key (the first ones), uploads that are not completed."""
 
     ranks: Sequence[int] = ()
     keys: Sequence[str] = ()
@@ -97,11 +97,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What is known of one checkpoint. Times in seconds since 1970.
+    """The facts of one checkpoint. Times in seconds since 1970.
 
     `size_bytes` are of acknowledged objects. `save_seconds` is from the first byte of the save to its last
-    acknowledgement; None before the first. `exposed_since` is when the oldest object was acknowledged that the origin
-    does not have, and is to have; None: there is none.
+    acknowledgement; None before the first. `exposed_since` is when the oldest object was acknowledged that is still to
+    reach the origin; None: there is none.
     """
 
     state: CheckpointState
@@ -116,7 +116,7 @@ class CheckpointFacts:
     missing: Missing = field(default_factory=Missing)
     reason: str | None = None
     local_bytes: int = 0
-    """What is not to be sent."""
+    """Bytes that the slot leaves out of flushes."""
 
     @property
     def left_bytes(self) -> int:
@@ -130,8 +130,8 @@ def facts_of(
     ranks_before: Iterable[int],
     now: float,
 ) -> CheckpointFacts:
-    """`save_began_at`: objects of before belong to an earlier save of the same name; `ranks_before` had the checkpoint
-    before it."""
+    """Return a checkpoint's facts. Objects begun before `save_began_at` belong to an earlier save of the same name;
+    `ranks_before` are those of the run's previous checkpoint."""
     in_save = [one for one in objects if one.began_at >= save_began_at]
     ranks = frozenset(one.rank for one in in_save if one.rank is not None)
     missing = missing_of([one.key for one in in_save], ranks, ranks_before, uploads)
@@ -191,7 +191,7 @@ def _ends_with_manifest(objects: Sequence[ObjectFacts]) -> bool:
 def missing_of(
     keys: Sequence[str], ranks: frozenset[int], ranks_before: Iterable[int], uploads: Sequence[UploadFacts]
 ) -> Missing:
-    """What a save lacks still that has these objects and ranks, and these uploads open."""
+    """Return the parts that a save with these objects, ranks and open uploads still lacks."""
     there = set(keys)
     shards: dict[tuple[str, int], set[int]] = {}
     for key in keys:
@@ -212,7 +212,7 @@ def missing_of(
 
 
 def _expected_of(keys: Sequence[str], ranks: frozenset[int]) -> frozenset[int]:
-    """The ranks that names speak of; none where those that are here may be all of one node among several."""
+    """Return the ranks that names imply; none where those here may be all of one node among several."""
     world = max((size for key in keys if (size := world_size_of(key)) is not None and size <= RANKS_MAX), default=0)
     is_block = bool(ranks) and max(ranks) - min(ranks) + 1 == len(ranks) and min(ranks) % len(ranks) == 0
     if is_block and world % len(ranks) == 0:
@@ -221,8 +221,8 @@ def _expected_of(keys: Sequence[str], ranks: frozenset[int]) -> frozenset[int]:
 
 
 def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]], *, is_first_here: bool) -> set[str]:
-    """The keys of manifests that belong to objects of these names. `.metadata` is written by the first rank: where that
-    has written nothing here, it may do so on another node."""
+    """Return the keys of the manifests that belong to these objects. The first rank writes `.metadata`: if it wrote
+    nothing here, it may write on another node."""
     found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")} if is_first_here else set()
     for family, count in shards:
         name = _name(family)

@@ -1,18 +1,18 @@
-"""A staged file: the bytes of one PutObject or UploadPart as they came, and behind them what they are checked by.
+"""A staged file: the bytes of one PutObject or UploadPart as they came, and behind them their checksums.
 
 So the origin gets the client's own part boundaries, and a file becomes cached blocks by index alone. Name, length and
-MD5 are in the journal, the CRC32C of each 64 KiB is in the file (trailer.py): what the journal holds, and what is read
-of it, does not grow with the bytes. A file is never written again once it is sealed.
+MD5 are in the journal, the CRC32C of each 64 KiB is in the file (trailer.py): so neither the journal nor reads of it
+grow with the bytes. A sealed file is never written again.
 
     staged/w<slot>/<32 hex digits>    one file per PutObject or UploadPart, made by that worker slot
 
-Sealed means: the file is synced, and its directory has been synced since the file is there. Only then may the journal
-name it, and only then may the client hear of it. A file that the journal does not name was never acknowledged; `sweep`
-removes it when its worker is dead. All of this but `create` blocks.
+Sealed means: the file is synced, and then its directory. Only then may the journal name it, and only then may the
+client get its answer. A file that the journal does not name was never acknowledged; `sweep` removes it when its worker
+is dead. All of this except `create` blocks.
 
 While more of a file is still to come, the kernel begins to write it out (`begin_write_out`), so that `fsync` has less
-to wait for. `sync_file_range(2)` with SYNC_FILE_RANGE_WRITE makes nothing durable, and takes nothing from what `fsync`
-reports. Where it is missing, forbidden (seccomp), or means nothing for a file system, `fsync` does it all, as ever.
+to wait for. `sync_file_range(2)` with SYNC_FILE_RANGE_WRITE makes nothing durable, and hides no error from `fsync`.
+Where it is missing, forbidden (seccomp), or unsupported by the file system, `fsync` does it all.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from gateway.writeback.files.trailer import (
     CHECKSUM_BYTES,
     CHUNK_BYTES,
     FOOTER_BYTES,
-    ChunkChecksums,
     Footer,
+    TrailerChecksums,
     checksums_bytes,
     pack_trailer,
     trailer_bytes,
@@ -48,7 +48,7 @@ from gateway.writeback.files.trailer import (
 )
 
 SWEPT_AT_ONCE = 500
-"""Names of files, of which the journal is asked at once."""
+"""File names per question to the journal."""
 
 AT_ONCE_BYTES = 1024 * 1024
 """Begun in such pieces: the disk is busy early, and gets requests of a size that suits it."""
@@ -58,7 +58,7 @@ _MEANS_NOTHING = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIP
 
 
 def _of_libc() -> Any:
-    """None where there is none."""
+    """Return sync_file_range; None if libc lacks it."""
     found = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if found is not None:
         found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -69,7 +69,7 @@ _sync_file_range = _of_libc()
 
 
 def begin_write_out(descriptor: int, position: int, count: int) -> None:
-    """Of `count` bytes at `position`. May block while the disk has too much to do; OSError as the disk says it."""
+    """Begin to write out `count` bytes. Blocks while the disk has too much to do; raises the disk's OSError."""
     if _sync_file_range is not None and _sync_file_range(descriptor, position, count, _WRITE):
         error = ctypes.get_errno()
         if error not in _MEANS_NOTHING:
@@ -78,16 +78,14 @@ def begin_write_out(descriptor: int, position: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """What the journal knows of one; `size_bytes` is the length of its bytes, without what lies behind them.
+    """A staged file as the journal knows it; `size_bytes` excludes the trailer.
 
-    Without a name: bytes that only the origin has. `checksums` are those of a file of before, which has no trailer: its
-    row has them.
+    Without a name, only the origin has the bytes.
     """
 
     name: str
     size_bytes: int
     md5: bytes
-    checksums: bytes | None = None
 
     @property
     def is_here(self) -> bool:
@@ -95,7 +93,7 @@ class StagedFile:
 
     @property
     def disk_bytes(self) -> int:
-        return self.size_bytes + (trailer_bytes(self.size_bytes) if self.checksums is None else 0)
+        return self.size_bytes + trailer_bytes(self.size_bytes)
 
     @property
     def etag(self) -> str:
@@ -104,11 +102,10 @@ class StagedFile:
 
 
 class StagedWriter:
-    """Writes a new staged file, in order. Blocks: what the disk takes. OSError as it says it.
+    """Writes a new staged file, in order. Blocks; raises the disk's OSError.
 
-    The file is made by the thread that writes first, or syncs: who asks for a writer waits for no disk. `sync_name`
-    begins to have its directory survive a power cut. For what is not small that is done while more of it comes: then
-    nobody waits for it at the end.
+    The first write, or sync, makes the file, so that callers on the event loop wait for no disk. `sync_name` begins to
+    make the file's name durable: for a large file while more of it comes, so that the end need not wait.
     """
 
     def __init__(self, name: str, make: Callable[[], int], sync_name: Callable[[], Future[None]]) -> None:
@@ -116,7 +113,7 @@ class StagedWriter:
         self.size_bytes = 0
         self._make = make
         self._made: int | None = None
-        self._checksums = ChunkChecksums()
+        self._checksums = TrailerChecksums()
         self._begun_bytes = 0
         self._sync_name = sync_name
         self._name: Future[None] | None = None
@@ -131,7 +128,7 @@ class StagedWriter:
         self._checksums.update(data)
 
     def sync(self, md5: bytes) -> StagedFile:
-        """Have the bytes, whose MD5 is given, survive a power cut, with their trailer and the file's name."""
+        """Make the bytes (`md5` is theirs), their trailer and the file's name durable."""
         sealed = self._end(md5)
         os.fsync(self._descriptor())
         (self._name or self._sync_name()).result()
@@ -161,10 +158,10 @@ class StagedWriter:
 
 
 def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int, count: int) -> memoryview:
-    """`count` bytes at `position` of an opened file, none of them from a chunk that is not what was written. Blocks.
+    """Return `count` bytes at `position` of an opened file, after checking each chunk of them. Blocks.
 
-    Of its checksums no more is read than it takes. BufferDamaged when a chunk, or its checksum, is not, or when the
-    file is shorter than it was; OSError as the disk says it.
+    Reads only the checksums that it needs. BufferDamaged when a chunk or its checksum is damaged, or the file is too
+    short; OSError from the disk.
     """
     first, stop = position // CHUNK_BYTES, -(-(position + count) // CHUNK_BYTES)
     start, end = first * CHUNK_BYTES, min(stop * CHUNK_BYTES, file.size_bytes)
@@ -179,13 +176,11 @@ def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int
 
 def _checksums(descriptor: int, file: StagedFile, first: int, stop: int) -> bytes:
     at, end = first * CHECKSUM_BYTES, stop * CHECKSUM_BYTES
-    if file.checksums is not None:
-        return file.checksums[at:end]
     return _read(descriptor, file, file.size_bytes + at, end - at)
 
 
 def _footer(descriptor: int, file: StagedFile) -> Footer:
-    """BufferDamaged when it is not what was written, or is of another file than the journal says."""
+    """Raise BufferDamaged when the footer is damaged, or differs from the journal's row."""
     at = file.size_bytes + checksums_bytes(file.size_bytes)
     footer = unpack_footer(_read(descriptor, file, at, FOOTER_BYTES))
     if footer is None:
@@ -232,14 +227,14 @@ class Staging:
         sync_directory(self._root.parent)
 
     def create(self) -> StagedWriter:
-        """A new file, which the first write makes; who gets it seals it, or discards it. Does not block."""
+        """Return a writer for a new file, for the caller to seal or discard. Does not block."""
         name = f"{self._own}/{secrets.token_hex(16)}"
         return StagedWriter(name, partial(os.open, self._root / name, _NEW, FILE_MODE), self._names.begin)
 
     def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
-        """Have a complete file, whose MD5 is given, survive a power cut, name and all, and close it.
+        """Make a complete file durable, its name included, and close it.
 
-        BufferUnavailable when it may not: then the file is removed, whatever a later attempt to sync it would say.
+        On failure, raise BufferUnavailable and remove the file: a later sync could succeed though bytes are lost.
         """
         try:
             sealed = writer.sync(md5)
@@ -254,14 +249,14 @@ class Staging:
         self.remove(writer.name)
 
     def remove(self, name: str) -> None:
-        """Give the room of a file back. One that cannot be removed now goes with the next sweep."""
+        """Remove a file. If the disk refuses, the next sweep removes it."""
         with suppress(OSError):
             os.unlink(self._root / name)
 
     def open(self, file: StagedFile) -> FileLease[SharedFile]:
-        """Open a file for reading. FileNotFoundError when the file has gone; OSError as the disk says it.
+        """Open a file for reading. FileNotFoundError when it is gone; OSError from the disk.
 
-        BufferDamaged when it is not as long as what was acknowledged, or its footer does not say the same.
+        BufferDamaged when its length or its footer differs from the journal's row.
         """
         descriptor = os.open(self._root / file.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         lease = FileLease(SharedFile(descriptor))
@@ -269,17 +264,14 @@ class Staging:
             length = os.fstat(descriptor).st_size
             if length != file.disk_bytes:
                 raise BufferDamaged(f"staged file {file.name} has {length} bytes, not {file.disk_bytes}")
-            if file.checksums is None:
-                _footer(descriptor, file)
+            _footer(descriptor, file)
         except BaseException:
             lease.close()
             raise
         return lease
 
     def checksums(self, file: StagedFile) -> bytes:
-        """Of all its chunks, 4 bytes little-endian each. BufferDamaged; OSError as the disk says it."""
-        if file.checksums is not None:
-            return file.checksums
+        """Return the checksums of all chunks, 4 bytes little-endian each. BufferDamaged; OSError from the disk."""
         with self.open(file) as opened:
             packed = _checksums(opened.descriptor, file, 0, checksums_bytes(file.size_bytes) // CHECKSUM_BYTES)
             if crt.crc32c(packed) != _footer(opened.descriptor, file).checksums_crc:
@@ -290,15 +282,15 @@ class Staging:
         return self._root / file.name
 
     def names(self, worker: int | None = None) -> Iterator[str]:
-        """Every file of a worker slot, or of all."""
+        """Yield every file of a worker slot, or of all."""
         for directory in sorted(self._root.glob("w*" if worker is None else f"w{worker}")):
             for entry in os.scandir(directory):
                 yield f"{directory.name}/{entry.name}"
 
     def sweep(self, unknown: Callable[[Sequence[str]], Sequence[str]], worker: int | None = None) -> int:
-        """Remove what the journal does not name, of a worker slot whose process is dead, or of all; how many.
+        """Remove the files that the journal does not name, of a dead worker's slot or of all; return their number.
 
-        `unknown` tells some names that it does not know from the others.
+        `unknown` picks the names that the journal does not know.
         """
         names = list(self.names(worker))
         removed = [
@@ -310,7 +302,7 @@ class Staging:
 
 
 class _GroupSync:
-    """Syncs a directory for several at once, on a thread: whoever asks gets a sync that begins after he did."""
+    """Syncs a directory on a thread, once for several callers: each gets a sync that begins after its call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -319,7 +311,7 @@ class _GroupSync:
         self._next: Future[None] | None = None
 
     def begin(self) -> Future[None]:
-        """Done when what was in the directory by now survives a power cut; OSError when it may not."""
+        """Return a future of a sync of the directory's present entries; OSError when it fails."""
         with self._lock:
             if self._next is None:
                 self._next = Future()
@@ -328,7 +320,7 @@ class _GroupSync:
 
     def _run(self, led: Future[None]) -> None:
         with self._lock:
-            self._next = None  # it begins: who comes from now on may have made a file that it misses
+            self._next = None  # it begins: later callers may have made files that it misses
         try:
             sync_directory(self._path)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""What lies behind the bytes of a staged file: the CRC32C of each 64 KiB of them, and what the file holds. Pure.
+"""The trailer of a staged file: the CRC32C of each 64 KiB of its bytes, and a footer. Pure.
 
     0              the bytes
-    length         4 bytes little-endian for each chunk of 64 KiB, the last of which may be shorter
+    length         4 bytes little-endian for each chunk of 64 KiB; the last chunk may be shorter
     end - 48       the footer, little-endian:
                      0   `FBYSTAGE`
                      8   u32  version, 1
@@ -11,8 +11,8 @@
                     40   u32  CRC32C of all the chunks' checksums
                     44   u32  CRC32C of the footer up to here
 
-The footer says where everything in the file begins, and vouches for the checksums, which vouch for the bytes: so a file
-is checked without the journal, and a part of it without the rest.
+The footer locates everything in the file, and vouches for the checksums, which vouch for the bytes: so a file can be
+checked without the journal, and a part of it without the rest.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ def trailer_bytes(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself."""
-
     size_bytes: int
     md5: bytes
     checksums_crc: int
@@ -58,7 +56,7 @@ def pack_trailer(size_bytes: int, md5: bytes, checksums: bytes) -> bytes:
 
 
 def unpack_footer(packed: bytes) -> Footer | None:
-    """None for what is not wholly what was written."""
+    """Return None for a damaged footer."""
     fields, crc = packed[: _FIELDS.size], packed[_FIELDS.size :]
     if len(packed) != FOOTER_BYTES or crc != _CRC.pack(crt.crc32c(fields)):
         return None
@@ -68,8 +66,8 @@ def unpack_footer(packed: bytes) -> Footer | None:
     return Footer(size_bytes, md5, checksums_crc)
 
 
-class ChunkChecksums:
-    """The CRC32C of each 64 KiB of what passes, in pieces of any size."""
+class TrailerChecksums:
+    """The CRC32C of each 64 KiB of the bytes given, in pieces of any size."""
 
     def __init__(self) -> None:
         self._packed = bytearray()

@@ -1,4 +1,4 @@
-"""What becomes of flushes: counted, and written to the log without flooding it."""
+"""Counts the outcomes of flushes, and logs them without flooding the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.writeback.journal.records import Write
 _log = structlog.get_logger("forebay.writeback")
 
 LINES_PER_MINUTE = 30
-"""Of failing flushes, of such as go on, and of manifests: with the origin away, all that is pending fails."""
+"""For failing flushes, for those that recover, and for manifests: with the origin away, every flush fails."""
 
 
 FLUSHED_LINES_PER_SECOND = 100
@@ -48,7 +48,7 @@ class FlushLogger:
         self._bytes = 0
 
     async def run(self) -> None:
-        """For ever: once a second, log the sum of what had no line of its own."""
+        """Log the sum of what had no line of its own, once a second."""
         try:
             while True:
                 await self._clock.sleep(1.0)
@@ -163,7 +163,7 @@ class FlushLogger:
 
 
 class _RateLimitedLogger:
-    """So many lines a minute, and how many were left out."""
+    """Allows some lines a minute, and counts those left out."""
 
     def __init__(self, lines_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._most = lines_per_minute
@@ -173,7 +173,7 @@ class _RateLimitedLogger:
         self._left_out = 0
 
     def may_tell(self) -> bool:
-        """Whether there is room for a line now; where there is, it is taken."""
+        """Return whether there is room for a line now, and take it."""
         minute = int(self._monotonic() // 60)
         if minute != self._minute:
             self._minute, self._told = minute, 0
@@ -184,6 +184,6 @@ class _RateLimitedLogger:
         return True
 
     def left_out(self) -> dict[str, int]:
-        """`lines_left_out`, for the line that is told now, where there were any."""
+        """Return `lines_left_out` for the present line, if there were any."""
         number, self._left_out = self._left_out, 0
         return {"lines_left_out": number} if number else {}

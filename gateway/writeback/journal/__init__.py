@@ -1,1 +1,1 @@
-"""What was acknowledged, and what has become of it: one SQLite database, changed a transaction at a time."""
+"""The journal of acknowledged writes and their fates: one SQLite database, changed a transaction at a time."""

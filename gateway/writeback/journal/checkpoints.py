@@ -1,17 +1,17 @@
-"""Checkpoints in the journal, changed in the transactions that change the writes that make them.
+"""Checkpoints in the journal, changed in the transactions that change their writes.
 
-    checkpoints          bucket and prefix → a checkpoint, since something of it was begun here
+    checkpoints          bucket and prefix → a checkpoint, once an object of it was begun here
     checkpoint_objects   bucket and key → an object of a checkpoint, as it was acknowledged last
 
-Of an object `write_id` is its write; `durable_at` is set once the origin has it (seconds since 1970). Where the write
-is gone, and the origin was never seen to have it, somebody has given it up, or overwritten it under other rules: it
-does not count, and is removed in time. `ordinal` is the checkpoint's place in the order in which those of its run were
-begun, from 1. `save_order` orders all checkpoints by when their last saves began, whatever the clock said: it goes
-back now and then, and the newest save is not to be taken for an older one. What state a checkpoint is in follows from
-its objects and their writes (checkpoints/state.py): nothing here says it a second time.
+An object's `write_id` is its write; `durable_at` is set once the origin has it (seconds since 1970). If the write is
+gone, and the origin was never seen to have it, the write was given up, or overwritten under other rules: the object
+does not count, and is removed in time. `ordinal` is the checkpoint's place among those of its run, from 1, in the order
+in which they began. `save_order` orders all checkpoints by the beginning of their last saves, even when the clock goes
+back: the newest save must not pass for an older one. A checkpoint's state follows from its objects and their writes
+(checkpoints/state.py): no column holds it.
 
-An acknowledged write of a checkpoint costs a look-up and an insertion, one that is settled an update, and one of no
-checkpoint a look-up: other rules may have counted its key before.
+An acknowledged write of a checkpoint costs a look-up and an insertion, a settled one an update, one of no checkpoint a
+look-up: other rules may have counted its key before.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.view import BEHIND_ALL, OPEN, encoded, text
 
 DURABLE_MAX = 200
-"""So many checkpoints of a slot, of which the origin has all that this node was given, are remembered: the newest."""
+"""The durable checkpoints that are remembered for each slot: the newest."""
 
 OBJECTS_MAX = 100_000
-"""Of all checkpoints, some 150 bytes each. With more, the oldest that are at the origin are forgotten."""
+"""The most objects of all checkpoints, some 150 bytes each. With more, the oldest durable ones are forgotten."""
 
 AGAIN_SECONDS = 60.0
-"""An object that comes again so long after the last of its checkpoint begins another save; sooner, it is repeated."""
+"""An object that comes again this long after the last of its checkpoint begins another save; sooner, it is a repeat."""
 
 _LEFT = "EXISTS (SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id AND durable_at IS NULL)"
 
@@ -46,13 +46,13 @@ class CheckpointRows:
         self._rows = rows
 
     def begun(self, write: Write) -> None:
-        """The first byte of an object is about to come."""
+        """Enter the checkpoint of a write whose first byte is about to come."""
         if write.member is not None:
             self._checkpoint(write.member.checkpoint, write.spec.slot, write.began_at)
 
     def acknowledged(self, write: Write) -> None:
-        """An object is what its key has, a tombstone: nothing is. What other rules had counted before counts no more:
-        it was overwritten, or deleted."""
+        """Make an object, or for a tombstone nothing, count for its key. What other rules had counted before was
+        overwritten, or deleted, and counts no more."""
         if write.member is None or write.deleted:
             self.removed(write.key)
         else:
@@ -60,7 +60,7 @@ class CheckpointRows:
             self._put(write.key, write.member, write.spec.slot, row)
 
     def written_past(self, key: ObjectKey, member: Member, slot: str, size_bytes: int, at: float) -> None:
-        """The origin has an object that this node was never alone to have."""
+        """Count an object that was written to the origin directly."""
         self._put(key, member, slot, (0, size_bytes, at, at, at))
 
     def completed(self, write: Write, at: float) -> None:
@@ -70,7 +70,7 @@ class CheckpointRows:
             self._put(write.key, write.member, write.spec.slot, (0, write.size_bytes, write.began_at, at, at))
 
     def settled(self, write: Write, at: float) -> None:
-        """The origin has an object."""
+        """Mark an object that has reached the origin as durable."""
         if write.member is not None and not write.deleted:
             self._rows.execute(
                 "UPDATE checkpoint_objects SET durable_at = ? WHERE bucket = ? AND key = ? AND write_id = ?",
@@ -82,7 +82,7 @@ class CheckpointRows:
             self._remove(write.key, "AND write_id = ?", write.id)
 
     def removed(self, key: ObjectKey) -> None:
-        """An object was deleted. A checkpoint goes with the last of them."""
+        """Remove a deleted object, and its checkpoint with the last one."""
         self._remove(key, "")
 
     def _remove(self, key: ObjectKey, condition: str, *values: int) -> None:
@@ -103,7 +103,7 @@ class CheckpointRows:
         if before is not None and before[0] >= save_began_at:
             last = "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?"
             [last_at] = self._rows.execute(last, (checkpoint_id,)).fetchone()
-            went_back = row[3] < last_at - AGAIN_SECONDS  # the clock: an upload that took long began before, too
+            went_back = row[3] < last_at - AGAIN_SECONDS  # the clock was set: a long upload, too, began earlier
             if went_back or began_at - last_at > AGAIN_SECONDS:
                 again = f"UPDATE checkpoints SET began_at = ?, save_order = {_NEXT_ORDER} WHERE id = ?"
                 self._rows.execute(again, (began_at, checkpoint_id))
@@ -115,7 +115,7 @@ class CheckpointRows:
         )
 
     def _checkpoint(self, name: CheckpointName, slot: str, began_at: float) -> tuple[int, float]:
-        """Its id, and when its save began; now, where it is new."""
+        """Return its id, and when its save began; enter a new one."""
         at = (name.bucket, text(name.prefix))
         row: tuple[Any, ...] | None = self._rows.execute(
             "SELECT id, began_at, slot, layout FROM checkpoints WHERE bucket = ? AND prefix = ?", at
@@ -129,7 +129,7 @@ class CheckpointRows:
             )
             return int(inserted.lastrowid or 0), began_at
         checkpoint_id, save_began_at, slot_before, layout = row
-        told = name.layout if layout == "step" else layout  # a number was all that its first object told
+        told = name.layout if layout == "step" else layout  # the first object's name had only a number
         if (slot, told) != (slot_before, layout):
             self._rows.execute("UPDATE checkpoints SET slot = ?, layout = ? WHERE id = ?", (slot, told, checkpoint_id))
         return checkpoint_id, save_began_at
@@ -137,7 +137,7 @@ class CheckpointRows:
     # So that nothing grows for ever
 
     def forget(self, count_max: int) -> bool:
-        """Let go of what tells nothing any more, and of the oldest; whether there may be more of it."""
+        """Remove what no longer counts, and the oldest; return whether more may be left."""
         counts = [self._forget_given_up(count_max), self._drop_empty("1 LIMIT ?", count_max)]
         for (slot,) in self._rows.execute("SELECT DISTINCT slot FROM checkpoints").fetchall():
             counts.append(self._forget_old(slot, count_max))
@@ -164,7 +164,7 @@ class CheckpointRows:
         return self._rows.execute(f"DELETE FROM checkpoints WHERE id IN ({empty})", values).rowcount
 
     def _forget_old(self, slot: str, count_max: int) -> int:
-        """Whole checkpoints of a slot, behind the newest that the origin has."""
+        """Forget whole checkpoints of a slot, older than the newest DURABLE_MAX durable ones."""
         old = f"SELECT id FROM checkpoints WHERE slot = ? AND NOT {_LEFT} ORDER BY save_order DESC LIMIT -1 OFFSET ?"
         count = 0
         for (checkpoint_id,) in self._rows.execute(old, (slot, DURABLE_MAX)).fetchall():

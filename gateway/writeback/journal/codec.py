@@ -1,7 +1,7 @@
 """The journal's records as rows, and back: JSON behind a CRC32C of the row's table, its keys and itself.
 
-SQLite does not checksum its pages. A row that was changed behind its back, or belongs elsewhere, is BufferDamaged: it
-is never taken for what was acknowledged.
+SQLite does not checksum its pages. A row that was changed without SQLite, or moved, raises BufferDamaged instead of
+passing for what was acknowledged.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def pack(place: Place, record: dict[str, Any], tail: bytes = b"") -> bytes:
 
 
 def unpack(place: Place, packed: object) -> tuple[dict[str, Any], bytes]:
-    """The record and its tail; BufferDamaged when they are not those that were packed for this place.
+    """Return the record and its tail; BufferDamaged unless they were packed for this place.
 
-    What a damaged row gives as its record may be no bytes at all.
+    A damaged row may give a record that is no bytes at all.
     """
     body = packed[_CRC_BYTES:] if isinstance(packed, bytes) else b""
     if len(body) < 4 or _seal(place, body) != packed:
@@ -68,16 +68,14 @@ def _seal(place: Place, body: bytes) -> bytes:
 
 
 def pack_file(file: StagedFile) -> bytes:
-    """`trailer` is the version of what lies behind the file's bytes; a row of before ends with their checksums."""
-    record = {"size": file.size_bytes, "md5": file.md5.hex()}
-    if file.checksums is None:
-        return pack(("files", file.name), record | {"trailer": trailer.VERSION})
-    return pack(("files", file.name), record, file.checksums)
+    """Pack a file's row; `trailer` is the version of what lies behind the file's bytes."""
+    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": trailer.VERSION}
+    return pack(("files", file.name), record)
 
 
 def unpack_file(name: str, packed: bytes) -> StagedFile:
-    record, checksums = unpack(("files", name), packed)
-    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]), None if "trailer" in record else checksums)
+    record, _ = unpack(("files", name), packed)
+    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]))
 
 
 def pack_part(write_id: int, part: Part) -> bytes:
@@ -104,7 +102,7 @@ def unpack_part(write_id: int, number: int, packed: bytes, file: StagedFile | No
 
 
 def pack_write(write: Write) -> bytes:
-    """Without its parts, which are rows of their own. What says nothing is left out."""
+    """Pack a write without its parts, which have their own rows, and without fields at their defaults."""
     said = {
         "deleted": write.deleted,
         "multipart": write.multipart,
@@ -179,7 +177,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
 
 
 def _member(member: Member | None) -> list[Any] | None:
-    """A prefix of the key is told by its length."""
+    """The key's length tells a prefix of it."""
     if member is None:
         return None
     name = member.checkpoint
@@ -213,7 +211,7 @@ def unpack_ended(write_id: int, packed: bytes) -> UploadOutcome:
 
 
 def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
-    """Of the numbers and ETags, unquoted, of a CompleteMultipartUpload."""
+    """Return a digest of the numbers and unquoted ETags of a CompleteMultipartUpload."""
     lines = yield from each(lambda part: f"{part.number} {unquote(part.etag)}", parts)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Is the journal whole? Asked at the start, before anything is read from it, sent, or removed on its word.
+"""Checks at the start that the journal is whole, before it is read, or anything is sent or removed on its word.
 
-SQLite does not checksum its pages. A row that has changed says so itself (codec.py); but a row that an index has lost
-is not found where a reader looks for it, and what nobody refers to is removed.
+SQLite does not checksum its pages. A changed row is found when it is read (codec.py); but a row that an index has lost
+escapes its readers, and files without references are removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TOLD_MAX = 3
 _OF_THE_DISK = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM}
 )
-"""What says nothing of the journal itself."""
+"""Errors that do not come from the journal's content."""
 
 
 def check_journal(directory: Path) -> bool:
-    """Change nothing; return when pages, tables, indexes and log fit each other, or there is no journal yet: False.
+    """Check, without changes, that pages, tables, indexes and log fit each other. Return False without a journal.
 
     BufferDamaged when they do not, StartupError for another version, BufferUnavailable when the disk does not let it be
     read. Blocks: half a second for 100,000 pending objects.
@@ -58,7 +58,7 @@ def _findings(connection: sqlite3.Connection) -> list[str]:
 
 
 def _without_text(connection: sqlite3.Connection) -> Iterator[str]:
-    """What is no text where there should be one: SQLite does not look at that, and a reader would stumble over it."""
+    """Yield text columns that hold no text: SQLite does not check that, and readers would fail on it."""
     connection.text_factory = bytes
     tables = [
         name for (name,) in connection.execute("SELECT CAST(name AS BLOB) FROM sqlite_schema WHERE type = 'table'")

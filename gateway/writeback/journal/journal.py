@@ -1,13 +1,13 @@
 """The journal of the write-back buffer, as one process reads and writes it: a transaction at a time, many in a commit.
 
-Changes run on the journal's own thread. Those that wait while a commit is under way share the next one (group commit),
-each in a savepoint of its own, so that one that fails takes no other with it. A change is acknowledged when it is on
-disk: SQLite has synced its log (`synchronous = FULL`). Once a commit has failed in the disk, the journal takes nothing
-more by this connection: what a later sync says of what an earlier one has lost is not believed. It is opened anew after
-a pause, and the first commit of the new connection decides: SQLite writes it where the one that failed lies in the log,
-so that this one has happened by then, or never will. Pauses grow.
+Changes run on the journal's own thread. Those that wait during a commit share the next one (group commit), each in its
+own savepoint, so that one that fails takes no other with it. A change is acknowledged when it is on disk: SQLite has
+synced its log (`synchronous = FULL`). Once a commit has failed in the disk, the journal takes nothing more over this
+connection: a later sync may succeed although an earlier one has lost data. After a pause it opens a new connection,
+whose first commit decides: SQLite writes it where the failed one lies in the log, so the failed one has happened by
+then, or never will. Pauses grow.
 
-Reads are microseconds, wait for nobody, and may run on the event loop.
+Reads take microseconds, wait for no other process, and may run on the event loop.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ R = TypeVar("R")
 CHANGES_PER_COMMIT_MAX = 256
 
 PARTS_AT_ONCE = 32
-"""Read in a third of a millisecond."""
+"""Parts per read, which takes a third of a millisecond."""
 
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
-"""What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
+"""Errors that lose nothing: the transaction was rolled back, and the next commit is reliable."""
 
 _TRIED_BYTES = 1024 * 1024
-"""More than most commits take: a quota has little room left when one has met it."""
+"""More than most commits take: a file of this size meets a quota that a commit has met."""
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-"""What no new connection mends: the next start says what to do."""
+"""Errors that no new connection mends: only a restart does, and says how."""
 
 PAUSE_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 60.0
-"""Before the journal is opened anew; twice as long each time."""
+"""The first and the longest pause before the journal is opened anew; each is twice the last."""
 
 STEADY_SECONDS = 300.0
-"""A failure that comes back sooner than this goes on with the pauses where they were."""
+"""A failure that comes back sooner than this continues with the last pause."""
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -67,7 +67,7 @@ _Waiting = tuple[Callable[[JournalTransaction], Any], "Future[Any]"]
 class Journal:
     """The journal as the process of a worker slot uses it.
 
-    `freed` is given the files that nothing refers to once that is durable.
+    `freed` takes the files that nothing refers to, once that is durable.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Journal:
         self._waiting: list[_Waiting] = []
         self._removed: list[str] = []
         self.in_doubt: list[str] = []
-        """Staged files that a change names of which nobody knows whether it has happened: those that the journal does
-        not know go once that is certain. Event loop only."""
+        """Staged files of changes whose outcome is unknown. Once it is certain, those that the journal does not know
+        are removed. Event loop only."""
         self._failure: str | None = None
         self._refusal: str | None = None
         self._is_damaged = False
@@ -101,27 +101,27 @@ class Journal:
         self._mended_at = -math.inf
         self._observe: Callable[[bool], None] = lambda _: None
         self.make_room: Callable[[], bool] = lambda: False
-        """Asked when the disk is full: whether it is worth trying again."""
+        """Makes room on a full disk; returns whether a retry is worthwhile."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it takes no change now: a commit has failed in the disk."""
+        """Return whether it takes no changes now, since a commit has failed in the disk."""
         return self._failure is not None
 
     @property
     def problem(self) -> str | None:
-        """Why it takes no change, or has not taken the last one, as on a full disk; None: it takes them."""
+        """Return why it takes no changes, or refused the last one, as on a full disk; None if it takes them."""
         return self._failure or self._refusal
 
     def observe(self, tell: Callable[[bool], None]) -> None:
-        """Have somebody told whether it takes no change: now, and when that has changed. Event loop only."""
+        """Set a callback that learns whether the journal takes no changes: now, and at each change. Event loop only."""
         self._observe = tell
         tell(self.has_failed)
 
     # Reads
 
     def read(self, look: Callable[[JournalView], R]) -> R:
-        """What a look at the journal as it is now finds. Event loop only."""
+        """Return what `look` finds in the journal as it is now. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
@@ -132,10 +132,10 @@ class Journal:
             raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
 
     async def parts(self, write_id: int, after: int = 0, count_max: int = PARTS_COUNT_MAX) -> list[Part]:
-        """The parts of a write behind a number, in order, so many at most. Event loop only.
+        """Return at most `count_max` parts of a write behind the number `after`, in order. Event loop only.
 
-        Some are read at a time, and others have their turn in between: what they do to the write meanwhile is seen in
-        part. Of a write that has ended parts are missing.
+        Between pages other tasks run, so changes to the write meanwhile may show in part. A write that has ended lacks
+        parts.
         """
         found: list[Part] = []
         while len(found) < count_max:
@@ -148,15 +148,15 @@ class Journal:
         return found
 
     def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
-        """Of some staged files those in which nothing acknowledged is. Not while other threads read."""
+        """Return the staged files in which nothing is acknowledged. Not while other threads read."""
         return self.read(lambda tx: tx.unknown_files(names))
 
     # Changes
 
     async def change(self, step: Callable[[JournalTransaction], R]) -> R:
-        """Carry out a change; it is durable when this returns. BufferUnavailable when it may not be.
+        """Carry out a change, and return when it is durable. BufferUnavailable when it may not be.
 
-        After that it may have happened all the same: files that it named must stay; not so after BufferRefused.
+        It may have happened even so: the files that it named must stay, except after BufferRefused.
         """
         future: Future[R] = Future()
         with self._lock:
@@ -169,9 +169,9 @@ class Journal:
         return await asyncio.shield(outcome)
 
     def recover(self, now: Moment) -> tuple[int, int]:
-        """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks.
+        """Recover a journal that no other process has open; return the numbers of pending writes and open uploads.
 
-        BufferUnavailable when the disk does not take it.
+        Blocks. BufferUnavailable when the disk does not take it.
         """
         self._remove(self.read(lambda tx: tx.left_behind()))
         tx = JournalTransaction(self._writer, self.pending_keys)
@@ -189,7 +189,7 @@ class Journal:
         return self.read(lambda tx: tx.counts())
 
     def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
-        """Let go of what was learned of these buckets, which no other process has open. Blocks. BufferUnavailable."""
+        """Forget facts about buckets; no other process may have the journal open. Blocks. BufferUnavailable."""
         tx = JournalTransaction(self._writer, self.pending_keys)
         try:
             with self._transaction():
@@ -197,10 +197,10 @@ class Journal:
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
 
-    def take_over(self, now: Moment) -> None:
-        """The process that had this worker slot before is dead, since when nobody knows. Blocks.
+    def inherit(self, now: Moment) -> None:
+        """Take over a worker slot from a dead process: its requests to the origin are in doubt. Blocks.
 
-        Files that any process had no time to remove any more are removed.
+        Also remove files that any process had no time to remove.
         """
         tx = JournalTransaction(self._writer, self.pending_keys)
         self._remove(self.read(lambda tx: tx.left_behind()))
@@ -209,26 +209,25 @@ class Journal:
                 tx.mark_all_in_doubt(now, self.worker)
                 tx.removed(self._removed)
         except sqlite3.Error as error:
-            if _primary_code(error) not in _PASSING:  # else it is done at the next start
+            if _primary_code(error) not in _PASSING:  # else the next start does it
                 raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
         else:
             self._removed.clear()
 
     async def tidy(self) -> None:
-        """Let reads of keys pass where nothing is pending any more."""
+        """Clear the hash slots in which nothing is pending any more, so that their reads skip the journal."""
         await asyncio.wrap_future(self._thread.submit(self._tidy))
 
     def end_reads(self) -> None:
-        """Every read raises BufferUnavailable from now on. Event loop only, for so are reads: closing under one of them
-        would end the process.
-        """
+        """Make every read raise BufferUnavailable from now on. On the event loop only, like reads: closing the
+        connection during one would crash the process."""
         self._is_ending = True
         if self._mending is not None:
             self._mending.cancel()
         self._reader.close()
 
     def close(self) -> None:
-        """Finish what waits, and close. Blocks."""
+        """Finish waiting changes, and close. Blocks."""
         self._thread.shutdown(wait=True)
         self._reader.close()
         self._writer.close()
@@ -257,7 +256,7 @@ class Journal:
             tell(future)
 
     def _refused_with(self, error: Exception) -> list[_Waiting]:
-        """What has come while another process kept the journal: it would wait as long once more."""
+        """Return the changes that came while another process held the journal: they would wait as long again."""
         if _primary_code(error) != sqlite3.SQLITE_BUSY:
             return []
         with self._lock:
@@ -279,7 +278,7 @@ class Journal:
         return tx, self._commit(tx, batch)
 
     def _meets_a_quota(self, error: sqlite3.Error) -> bool:
-        """Whether a write has failed for one: SQLite knows ENOSPC alone. Nothing was lost, for nothing was synced."""
+        """Return whether a write has met a quota: SQLite knows only ENOSPC. Nothing was synced, so nothing is lost."""
         if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_IOERR_WRITE:
             return False
         try:
@@ -298,7 +297,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """That writes, and is committed behind this."""
+        """Run a write transaction, committed at the end."""
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -309,7 +308,7 @@ class Journal:
             raise
 
     def _remove(self, names: Sequence[str]) -> None:
-        """That they are gone is written down with the next commit: a commit of its own it is not worth."""
+        """Remove files, and note them for the next commit: their removal is not worth a commit of its own."""
         self._freed(list(names))
         self._removed += names
 
@@ -349,7 +348,7 @@ class Journal:
 
     def _mend_if_failed(self, change: asyncio.Future[Any]) -> None:
         if not change.cancelled():
-            change.exception()  # who asked for it may be gone
+            change.exception()  # retrieved: its caller may be gone
         if self._failure is None or self._mending is not None or self._is_ending:
             return
         self._mending = asyncio.create_task(self._mend(), name="write-back journal")
@@ -363,7 +362,7 @@ class Journal:
 
     async def _mend(self) -> None:
         if self._is_damaged:
-            return  # told once: this stays the journal's task
+            return  # reported already: this stays the journal's task
         if self._clock.monotonic() - self._mended_at >= STEADY_SECONDS:
             self._pause_seconds = PAUSE_SECONDS
         try:
@@ -380,7 +379,7 @@ class Journal:
         _log.info("the write-back journal takes writes again")
 
     def _reopen(self, in_doubt: Sequence[str]) -> bool:
-        """Take changes again where a new connection's commit succeeds. In the journal's thread, as all changes."""
+        """Take changes again if a new connection's commit succeeds. On the journal's thread, as all changes."""
         try:
             if _inode(self._path) != self._inode:
                 raise OSError("another file lies where the journal was")
@@ -408,12 +407,12 @@ class Journal:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    """Which file it is: where another file system was mounted, a new journal would know nothing of the old one's."""
+    """Return the file's identity: after another mount, a new journal would know nothing of the old one's."""
     found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
 def _primary_code(error: Exception) -> int:
-    """SQLite's, without what says more."""
+    """Return SQLite's primary error code."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF

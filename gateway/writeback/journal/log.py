@@ -1,8 +1,8 @@
-"""Is the journal's log whole? Asked before SQLite opens it (https://www.sqlite.org/fileformat2.html#walformat).
+"""Checks the journal's log before SQLite opens it (https://www.sqlite.org/fileformat2.html#walformat).
 
-SQLite takes the first frame whose checksum does not hold for the end of the log: right for a log that the power cut
-short, and silent loss for one in which a bit was flipped: everything committed behind it would be gone. The two can be
-told apart, because every commit is synced before the next one begins: a torn end holds no more than one commit.
+SQLite takes the first frame with a wrong checksum for the end of the log: right after a power cut, but if a bit has
+flipped, everything committed behind it is silently lost. The two can be told apart, because every commit is synced
+before the next begins: a torn end holds at most one commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Frame:
 
 
 def check_log(path: Path) -> None:
-    """BufferDamaged when the log holds commits that SQLite would not see. Changes nothing; blocks."""
+    """Raise BufferDamaged when the log holds commits that SQLite would not see. Changes nothing; blocks."""
     try:
         content = memoryview(path.read_bytes())
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def _refuse_if_commits(path: Path, number: int, frames: list[_Frame]) -> None:
 
 
 def _frames(content: memoryview, page_bytes: int) -> list[_Frame]:
-    """All that the log has room for, of whatever time they are."""
+    """Return all frames that the log has room for, whichever generation wrote them."""
     step = _FRAME_HEADER.size + page_bytes
     offsets = range(_HEADER.size, len(content) - step + 1, step)
     return [_frame(content[offset : offset + step], offset) for offset in offsets]

@@ -1,4 +1,4 @@
-"""What the journal holds, as values: writes, their parts, and what is known of buckets and keys at the origin."""
+"""The journal's values: writes, their parts, and the known facts about buckets and keys at the origin."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.key_forms import forms_of
 
 LAST_OWN_WRITE_KEPT_SECONDS = 600.0
-"""What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
-absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
+"""Seconds for which a last own write is kept: later questions to the origin have seen it (a write that takes longer
+asks again). Longer only while an upload of the key has been open for longer."""
 
 UPLOAD_LOOK_SECONDS = 180.0
-"""An open upload that its client has left alone for so long may have been ended at the bucket."""
+"""Seconds without client activity after which an open upload may have been ended at the bucket."""
 
 IDLE_SECONDS_MIN = 10.0
-"""An open upload of which nothing has come for so long is looked at where others find no room."""
+"""Seconds without a part after which an open upload is looked at when other writes find no room."""
 
 DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
-"""S3 dates an object of parts by when its upload was begun ("the date of initiation", System-defined object metadata):
-it may have been completed so much later."""
+"""S3 dates an object of parts by the start of its upload ("the date of initiation", System-defined object metadata):
+its completion may be this much later."""
 
 
 class State(IntEnum):
-    """Where a write is. The journal has the numbers."""
+    """The state of a write. The journal stores the numbers."""
 
     LOCAL = -1
-    """Acknowledged, and kept here only: it is not sent to the origin. It is removed by age, or when room is needed."""
+    """Acknowledged, and kept only here: not flushed, and removed by age, or when room is needed."""
 
     OPEN = 0
     """An upload that its client has not completed."""
 
     COMMITTED = 1
-    """Acknowledged. The origin has nothing of it that could become visible."""
+    """Acknowledged; the origin has nothing of it that could become visible."""
 
     PUBLISHING = 2
-    """A request that makes it visible at the origin, or deletes the key, may be on its way: what comes of it is to be
-    found out. Of an upload that was not acknowledged: its client waits for the origin to complete it."""
+    """A request that makes it visible at the origin, or deletes the key, may be on its way; the reconciler finds out
+    what came of it. If it is no acknowledged write, its client waits for the origin to complete an upload."""
 
     CONFLICT = 3
-    """Others have changed the key at the origin, or what the origin has is not what was sent: a person decides."""
+    """Others have changed the key at the origin, or the origin has other bytes than were sent: a person decides."""
 
     ABORTING = 4
-    """An upload of the origin's that nothing here needs: it is to go there. One that the origin is just being asked to
-    begin is written down so, too, until it is known what it is for."""
+    """An upload at the origin that nothing here needs, and that must go. An upload that the origin is just asked to
+    begin counts as one, until its purpose is known."""
 
     DONE = 5
-    """Over: what is left answers a repeated CompleteMultipartUpload."""
+    """Ended: the record answers a repeated CompleteMultipartUpload."""
 
 
 class Priority(IntEnum):
-    """Whose turn it is: each has places of its own in a bucket, so that none waits for another."""
+    """The turn of a write: each priority has places of its own in a bucket, so that none waits for another."""
 
     URGENT = 0
-    """Somebody waits for it."""
+    """A request, or a person, waits for it."""
 
     SMALL = 1
     LARGE = 2
 
     RETRY = 3
-    """It has failed."""
+    """It has failed before."""
 
     UPLOAD = 4
-    """An open upload: its parts go ahead."""
+    """An open upload: its parts go ahead of its completion."""
 
     ABORT = 5
 
     REFUSED = 6
-    """The origin has refused it for good, as it says: it is tried seldom."""
+    """The origin has refused it for good; it is rarely tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedVersion:
-    """What the origin may have under a key for the flush to be no surprise: nobody else's write is overwritten.
+    """The versions that the origin may have under a key when the write is flushed, so that it overwrites no other's
+    write.
 
-    `etags` are any of its versions that were there when the absorb began, or that our own flush has put there since;
-    `absent` says whether there may be none. Where `known` is false the origin could not be asked when the absorb began,
-    at `asked_at` (seconds since 1970): then only what is older than that may be there, and `etags`, which this gateway
-    has seen, or put, there before. How long ago that was is told by the monotonic clock, while the machine has the same
-    boot.
+    `etags` were there when the request began, or our own flush has put them there since; `absent`: there may be none.
+    If `known` is false, the origin could not be asked when the request began, at `asked_at` (seconds since 1970): then
+    it may have versions older than that, and `etags`, which this gateway saw or put there before. The monotonic clock
+    tells that age while the machine has not rebooted.
     """
 
     etags: tuple[str, ...] = ()
@@ -95,17 +95,16 @@ class ExpectedVersion:
     asked: Moment | None = None
 
     def allows(self, etag: str | None) -> bool:
-        """Whether this version (None: no object) is one of those that were expected."""
+        """Return whether this version (None: no object) was expected."""
         return self.absent if etag is None else unquote(etag) in map(unquote, self.etags)
 
     @property
     def asked_then(self) -> Moment:
-        """When the origin was asked."""
         return self.asked or Moment(self.asked_at)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is one version and no other: a condition says the same."""
+        """Return whether exactly one version is expected, as a condition on a request can say."""
         return self.known and len(self.etags) + self.absent == 1
 
     @property
@@ -114,21 +113,21 @@ class ExpectedVersion:
 
     @classmethod
     def unknown(cls, clock: Clock, seen: str | None = None) -> Self:
-        """Nothing is known of the key, as of now; a version of it that was seen there before may still be there."""
+        """Expect any version older than now, and `seen`, which was there before."""
         return cls(() if seen is None else (seen,), known=False, asked_at=clock.now(), asked=Moment.of(clock))
 
     @classmethod
     def exactly(cls, etag: str | None) -> Self:
-        """This version and no other; None: no object."""
+        """Expect this version alone; None: no object."""
         return cls((), True) if etag is None else cls((etag,))
 
 
 @dataclass(frozen=True, slots=True)
 class WriteSpec:
-    """What PutObject or CreateMultipartUpload fixed besides the bytes: replayed at the flush, unchanged.
+    """The properties that PutObject or CreateMultipartUpload fixed besides the bytes; the flush sends them unchanged.
 
-    `headers` are those that the origin is to get, lower-case names, without any that is about the request's own body.
-    `slot` is the one that the key belonged to.
+    `headers` are for the origin, with lower-case names, without those about the request's own body. `slot` is the one
+    that the key belonged to.
     """
 
     key: ObjectKey
@@ -138,10 +137,10 @@ class WriteSpec:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part as the client sent it. `checksums` are what it promised of it: algorithm → base64.
+    """A part as the client sent it. `checksums` are the client's: algorithm → base64.
 
-    `origin_etag` is set once the origin has these very bytes as this part of the upload. Where there was no room here,
-    it alone has them: then `file` has no name.
+    `origin_etag` is set once the origin has these bytes as this part of the upload. If there was no room here, only the
+    origin has them: then `file` has no name.
     """
 
     number: int
@@ -152,7 +151,7 @@ class Part:
 
 
 class Run(NamedTuple):
-    """Parts of an object that follow each other and are of one size: `length` of them, from the number `first` on."""
+    """Consecutive parts of one size: `length` of them, from the number `first` on."""
 
     first: int
     length: int
@@ -160,7 +159,7 @@ class Run(NamedTuple):
 
 
 def runs_of(parts: Sequence[Part]) -> tuple[Run, ...]:
-    """The parts of an object, in order, in few words."""
+    """Return the parts of an object, in order, as runs."""
     runs: list[Run] = []
     for part in parts:
         last = runs[-1] if runs else None
@@ -173,9 +172,8 @@ def runs_of(parts: Sequence[Part]) -> tuple[Run, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CreateAttempt:
-    """The origin is being asked to begin an upload, by the process of a worker slot, since `begun`; `suspect` is set
-    once nobody will tell what came of it.
-    """
+    """A request to the origin to begin an upload, by the process of a worker slot, since `begun`. `in_doubt_since` is
+    set once no process can say what came of it."""
 
     worker: int
     begun: Moment
@@ -184,17 +182,16 @@ class CreateAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of a key, from its beginning to its end. `id` is given by the journal, and `sequence`, its place in the
-    order of this node's writes, when it is acknowledged or is to be completed at the origin; 0: not yet.
+    """A write of a key, from its beginning to its end. The journal gives it `id`, and `sequence`, its place in the
+    order of this node's writes, once it is acknowledged or sent to the origin for completion; 0: not yet.
 
-    A tombstone (`deleted`) has no parts: the key is to be deleted at the origin. `multipart` says whether the object
-    is to be made of parts there, even of one; otherwise `parts` is the one body. `upload_id` is what the client was
-    told; the origin's may come later. `runs` are the parts that the object is made of, once that is said; `parts` may
-    be left out of it, being rows of their own.
+    A tombstone (`deleted`) has no parts: it deletes the key at the origin. `multipart`: the origin makes the object of
+    parts, even of one; otherwise `parts` is the one body. `upload_id` is the client's; the origin's may come later.
+    `runs` are the object's parts, once chosen; `parts` may be left out, since they are rows of their own.
 
-    `conditions` are the headers of a CompleteMultipartUpload that the origin is to judge, and carries out while its
-    client waits: conditions, and checksums of the whole. It was asked for as `asked_as`, and `answer` is the error that
-    it came to, where it did. `asked` is set of uploads that the origin is asked to begin.
+    `conditions` are headers of a CompleteMultipartUpload, conditions and checksums of the whole, that the origin judges
+    while its client waits. `asked_as` identifies that request, and `answer` is the error with which it failed. `asked`
+    is set of uploads that the origin is asked to begin.
     """
 
     spec: WriteSpec
@@ -216,18 +213,18 @@ class Write:
     answer: str | None = None
     asked: CreateAttempt | None = None
     touched: Moment | None = None
-    """When its client has last done something about an open upload; None: not since it has begun it with an earlier
-    version of Forebay."""
+    """The client's last action on an open upload; None: none since it began the upload with an earlier version of
+    Forebay."""
     acknowledged: Moment | None = None
-    """The same as `acknowledged_at`, for ages; None: an earlier version of Forebay has acknowledged it."""
+    """`acknowledged_at` for ages; None: an earlier version of Forebay has acknowledged it."""
     completed_of: str = ""
-    """The parts that its client has completed it of (`codec.parts_digest`)."""
+    """The parts that its client chose to complete it (`codec.parts_digest`)."""
     behind: str | None = None
-    """A marker: what lies under this prefix, and came before it, is to be at the origin first."""
+    """Set of a marker: earlier writes under this prefix reach the origin first."""
     in_order: bool = False
-    """All that came before it in its slot and bucket is to be at the origin first."""
+    """All earlier writes of its slot and bucket reach the origin first."""
     member: Member | None = None
-    """The checkpoint that it belongs to, by the rules of its slot when it was acknowledged."""
+    """The checkpoint that it belongs to, by its slot's rules when it was acknowledged."""
     is_etag_local: bool = False
     """The bucket's ETag could not be foretold: `etag` is this node's own."""
 
@@ -259,15 +256,15 @@ class Write:
         return self.state is State.PUBLISHING and not self.is_acknowledged
 
     def is_completed_of(self, number: int) -> bool:
-        """Whether the origin is asked to complete it of its part of this number."""
+        """Return whether the origin is asked to complete it with its part of this number."""
         return self.is_completed_at_origin and any(0 <= number - run.first < run.length for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """When a write is looked at, and how it has fared: the columns of schema.py.
+    """The due time of a write, and its failures: columns of schema.py.
 
-    `failing_since` is None while only the bucket keeps it waiting, which ends without a person.
+    `failing_since` is None while only the bucket delays it, which ends without a person.
     """
 
     due_at: float | None
@@ -281,9 +278,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class UploadOutcome:
-    """How an upload has ended, for those who repeat its last request: completed with an ETag, or aborted (None).
+    """The end of an upload, for repetitions of its last request: completed with an ETag, or aborted (None).
 
-    `parts` says which parts it was completed of (`parts_digest`).
+    `parts` is the digest of the parts that completed it (`parts_digest`).
     """
 
     upload_id: str
@@ -295,12 +292,12 @@ class UploadOutcome:
 
 
 class Honoured(IntEnum):
-    """What an origin makes of a condition on a request that changes something."""
+    """An origin's treatment of a condition on a request that changes something."""
 
     UNKNOWN = 0
     YES = 1
     IGNORED = 2
-    """It takes the request as if there was none."""
+    """It takes the request as if it had no condition."""
 
     REFUSED = 3
     """It answers 501, or 412 whether the condition holds or not."""
@@ -308,7 +305,7 @@ class Honoured(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Which conditions a bucket honours, by the kind of request; `learned_at` 0: nobody has tried."""
+    """The conditions that a bucket honours, by the kind of request; `learned_at` 0: never tried."""
 
     put: Honoured = Honoured.UNKNOWN
     complete: Honoured = Honoured.UNKNOWN
@@ -318,12 +315,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class BucketCapabilities:
-    """What was learned of a bucket from its own answers.
+    """Facts about a bucket, learned from its own answers.
 
-    `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
-    objects, and is told where there is none: else no flush could tell what it overwrites. `multipart_etags`: those of
-    objects of parts can be foretold, too, so far as anybody knows. `storage_classes` are those besides STANDARD that it
-    has taken, `refused_forms` what keys are like that it has refused for good (key_forms.py).
+    `md5_etags`: its ETags are MD5s, and can be foretold. `may_look`: the gateway's own key pair may HEAD its objects,
+    and learns when there is none; otherwise no flush could know what it overwrites. `multipart_etags`: ETags of objects
+    of parts can be foretold too, as far as is known. `storage_classes` are those besides STANDARD that it has taken,
+    `refused_forms` the forms of keys that it has refused for good (key_forms.py).
     """
 
     md5_etags: bool
@@ -335,21 +332,21 @@ class BucketCapabilities:
     refused_forms: frozenset[str] = frozenset()
 
     def foretells(self, *, of_parts: bool) -> bool:
-        """Whether the ETag of an object, or of one of parts, is known before the bucket has seen it."""
+        """Return whether the ETag of an object, or of one of parts, is known before the bucket has it."""
         return self.md5_etags and (self.multipart_etags or not of_parts)
 
     def refuses(self, key: str) -> bool:
-        """Whether the bucket has refused for good what was acknowledged under a key like this one."""
+        """Return whether the bucket has refused for good an acknowledged write of a similar key."""
         return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
 
 
 @dataclass(frozen=True, slots=True)
 class LastOwnWrite:
-    """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
+    """The last change by this gateway to a key at the origin, in seconds since 1970.
 
-    `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how,
-    and `etag` is what was put there before that, if that is known. `answered` is the ETag by which it was acknowledged
-    here, if that was another than `etag`.
+    `etag` None: it deleted the object. If `known` is false, a forwarded request changed it in an unknown way, and
+    `etag` is the one put there before, if known. `answered` is the ETag by which it was acknowledged here, if that
+    differs.
     """
 
     at: float
@@ -360,14 +357,13 @@ class LastOwnWrite:
 
     @classmethod
     def now(cls, now: Moment, etag: str | None = None, *, known: bool = True, answered: str | None = None) -> Self:
-        """At this time."""
         is_other = etag is not None and answered is not None and unquote(etag) != unquote(answered)
         return cls(now.at, etag, known, now, answered if is_other else None)
 
     @property
     def kept_seconds(self) -> float:
-        """How long it is remembered: who asks for the base since then has seen it. An object of parts is to be known
-        as long as others' of the same date may come after it."""
+        """Return how long to remember it: later questions to the origin have seen it. An object of parts must be known
+        while other objects of the same date may still come after it."""
         return (
             DATED_EARLIER_SECONDS_MAX
             if self.etag is not None and is_of_parts(self.etag)

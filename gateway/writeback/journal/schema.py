@@ -1,27 +1,27 @@
-"""The journal's tables (SQLite), their version, and how those of the versions before become them.
+"""The journal's tables (SQLite) and their version.
 
-    node       who this node is, and how often its buffer has been put in order: with a write's `id`, its identity
+    node       this node's id, and how often its buffer was recovered: with a write's `id`, its identity
     writes     a write, from CreateMultipartUpload, PutObject or DeleteObject to its end
     parts      (write, number) → a part of it, its file
-    files      a staged file's name → its length, MD5; the slot on whose account it is
-    freed      names of staged files that nothing refers to any more, until they are removed
-    usage      a slot → what its files take, and how many writes of it are acknowledged and not at the origin
-    profiles   a bucket → what was learned of it
-    origin     a key → what the origin has under it by our own doing, and since when
-    checkpoints, checkpoint_objects   what belongs together (checkpoints.py), since version 3
-    local_usage    a slot → what of its writes is kept here only, since version 3
+    files      a staged file's name → its length, MD5, and the slot that it counts for
+    freed      names of staged files without references, until they are removed
+    usage      a slot → the bytes of its files, and how many of its acknowledged writes are not at the origin
+    profiles   a bucket → the facts learned of it
+    origin     a key → the last change by this gateway at the origin, and when
+    checkpoints, checkpoint_objects   groups of objects (checkpoints.py)
+    local_usage    a slot → the bytes and writes that are kept only here
 
-Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
-`sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
-has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
-that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
-in which a person may have to help, since `failing_since` (NULL: only the bucket is away), of which `last_error` is the
-last. `priority` is records.Priority. `damaged` is 1 for what turned out not to be what was written. `behind` is set of
-markers: the prefix of what they wait for.
+Of `writes`: `state` is records.State; `pending` is 1 for acknowledged writes that the origin does not have; `sequence`
+is the place in the order of writes, once there is one, `since_sequence` that of the first write that it replaced.
+`due_at` is when the reconciler looks at it (seconds since 1970); NULL while it waits: for the write with
+`after_sequence`, for a person, or for the process that handles it. `attempts` counts the failures in a row for which a
+person may be needed, since `failing_since` (NULL: only the bucket is away); `last_error` is the latest. `priority` is
+records.Priority. `damaged` is 1 for a write whose bytes or row are damaged. `behind` is set of markers: the prefix
+whose earlier writes they wait for.
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's hash slot
-(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the
-origin has names no file (`""`). Triggers keep `usage`: whatever changes files or writes changes it, too.
+Keys of objects are blobs of UTF-8, so that they sort in S3's order. `place` is the key's hash slot
+(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has
+names no file (`""`). Triggers keep `usage` whenever files or writes change.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from urllib.parse import quote
 
 from gateway.core.errors import StartupError
-from gateway.writeback.journal.migration import find_checkpoints
 
-VERSION = 4
+VERSION = 1
 
-_WITHOUT_CHECKPOINTS = 2
+CONVERSIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
+"""Of each older version that this one reads, the step that makes the next version of it. Version 1 is the first."""
 
 _APPLICATION_ID = 0x464F5242
-"""`FORB`: the file says of itself that it is a journal of Forebay."""
+"""`FORB`: marks the file as a journal of Forebay."""
 
 _FILE_MODE = 0o600
 
 BUSY_SECONDS_MAX = 5.0
-"""Commits take milliseconds, seconds on a bad disk: who holds the journal longer is stopped in the midst of one."""
+"""Commits take milliseconds, seconds on a bad disk: a process that holds the journal longer was stopped during one."""
 
 _TABLES = """
 CREATE TABLE node (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -88,9 +88,6 @@ CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX origin_by_time ON origin (at);
-"""
-
-_CHECKPOINTS = """
 CREATE TABLE checkpoints (
   id INTEGER PRIMARY KEY, bucket TEXT NOT NULL, prefix BLOB NOT NULL, run BLOB NOT NULL, slot TEXT NOT NULL,
   step INTEGER, layout TEXT NOT NULL, began_at REAL NOT NULL, ordinal INTEGER NOT NULL,
@@ -112,8 +109,6 @@ CREATE TABLE local_usage (
   slot TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
-"""What version 3 has besides the tables of version 2."""
-
 _TRIGGERS = """
 CREATE TRIGGER files_insert AFTER INSERT ON files BEGIN
   INSERT INTO usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
@@ -133,9 +128,6 @@ END;
 CREATE TRIGGER writes_delete AFTER DELETE ON writes WHEN old.pending = 1 BEGIN
   UPDATE usage SET objects = objects - 1 WHERE slot = old.slot;
 END;
-"""
-
-_LOCAL_TRIGGERS = """
 CREATE TRIGGER local_insert AFTER INSERT ON writes WHEN new.state = -1 BEGIN
   INSERT INTO local_usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
   UPDATE local_usage SET size_bytes = size_bytes + new.size_bytes, objects = objects + 1 WHERE slot = new.slot;
@@ -152,11 +144,10 @@ CREATE TRIGGER local_delete AFTER DELETE ON writes WHEN old.state = -1 BEGIN
   UPDATE local_usage SET size_bytes = size_bytes - old.size_bytes, objects = objects - 1 WHERE slot = old.slot;
 END;
 """
-"""The same of version 3: what is kept here only."""
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """A connection whose commits survive a power cut, and whose reads wait for no writer. OSError, sqlite3.Error.
+    """Return a connection whose commits survive a power cut, and whose reads never wait. OSError, sqlite3.Error.
 
     SQLite gives its -wal and -shm the mode of the file itself.
     """
@@ -170,37 +161,35 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def connect_reading(path: str, *, without_log: bool = False) -> sqlite3.Connection:
-    """A connection that changes nothing, to a journal that others have open. sqlite3.Error.
+    """Return a read-only connection to a journal that others have open. sqlite3.Error.
 
-    `without_log`: what its log holds is not seen, and no room is needed for a log and its index.
+    `without_log` ignores the log, and needs no room for a log and its index.
     """
     how = "mode=ro&immutable=1" if without_log else "mode=ro"
     return sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _create_file(path: str) -> None:
-    """Where there is none. To close a second descriptor of a file that SQLite has open in this process drops its locks
-    (POSIX): who closes the file next would take himself for the last, and remove the log that others write to.
-    """
+    """Create the file if it is missing, and never open an existing one: closing a second descriptor of a file that
+    SQLite has open in this process drops its locks (POSIX), and the next process to close the file would take itself
+    for the last, and remove the log that others write to."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new journal, or convert an older one (migration.py), in one transaction.
+    """Make the tables of a new journal, or convert an older one, in one transaction.
 
-    Raise StartupError for any other version, which stays as it is.
+    A kill leaves the old version or the new one. Raise StartupError for any other version, which stays as it is.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if is_new(connection):
             create(connection)
-        elif (version := check_version(connection)) != VERSION:
-            if version == _WITHOUT_CHECKPOINTS:
-                _add_checkpoints(connection)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            if version <= _WITHOUT_CHECKPOINTS:
-                find_checkpoints(connection)
+        else:
+            for version in range(check_version(connection), VERSION):
+                CONVERSIONS[version](connection)
+                connection.execute(f"PRAGMA user_version = {version + 1}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -212,23 +201,23 @@ def is_new(connection: sqlite3.Connection) -> bool:
 
 
 def check_version(connection: sqlite3.Connection) -> int:
-    """The journal's version: this one, or one before. StartupError for any other, and for what is no journal."""
-    version = _pragma(connection, "user_version")
-    if (
-        version not in range(_WITHOUT_CHECKPOINTS, VERSION + 1)
-        or _pragma(connection, "application_id") != _APPLICATION_ID
-    ):
+    """Return the journal's version. Raise StartupError if this code cannot read it, or if it is no journal."""
+    version, readable = _pragma(connection, "user_version"), (*CONVERSIONS, VERSION)
+    if version not in readable or _pragma(connection, "application_id") != _APPLICATION_ID:
+        reads = " and ".join(map(str, readable))
         raise StartupError(
-            f"the write-back journal has version {version}, this version of Forebay reads {_WITHOUT_CHECKPOINTS} to "
-            f"{VERSION}: what it holds is untouched; run the version that wrote it until everything is flushed"
+            f"the write-back journal has version {version}, this version of Forebay reads {reads}: what it holds is "
+            "untouched; run the version that wrote it until everything is flushed"
         )
     return version
 
 
 def has_our_tables(connection: sqlite3.Connection) -> bool:
-    """Whether tables, indexes and triggers are, to the letter, those of the journal's version."""
+    """Tell whether tables, indexes and triggers are, to the letter, those of this version. An older one has others."""
+    if check_version(connection) != VERSION:
+        return True
     with closing(sqlite3.connect(":memory:")) as new:
-        create(new, check_version(connection))
+        create(new)
         return _statements(connection) == _statements(new)
 
 
@@ -236,25 +225,15 @@ def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
     return set(connection.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
-def create(connection: sqlite3.Connection, version: int = VERSION) -> None:
-    """The tables of an empty journal of version 2 or later: 3 and 4 have the same."""
-    for statement in _statements_of(_TABLES, _TRIGGERS):
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables of an empty journal."""
+    for statement in filter(str.strip, _TABLES.split(";")):
         connection.execute(statement)
-    if version > _WITHOUT_CHECKPOINTS:
-        _add_checkpoints(connection)
+    for trigger in filter(str.strip, _TRIGGERS.split("END;")):
+        connection.execute(f"{trigger}END")
     connection.execute("INSERT INTO node VALUES ('id', ?), ('epoch', 0), ('sequence', 0)", (secrets.token_hex(8),))
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {version}")
-
-
-def _add_checkpoints(connection: sqlite3.Connection) -> None:
-    for statement in _statements_of(_CHECKPOINTS, _LOCAL_TRIGGERS):
-        connection.execute(statement)
-
-
-def _statements_of(tables: str, triggers: str) -> Iterator[str]:
-    yield from filter(str.strip, tables.split(";"))
-    yield from (f"{trigger}END" for trigger in triggers.split("END;") if trigger.strip())
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

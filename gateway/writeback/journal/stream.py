@@ -43,16 +43,16 @@ _TABLES = {
     "checkpoints": "FROM checkpoints",
     "checkpoint_objects": "FROM checkpoint_objects",
 }
-"""Those that make up what a journal says, and which of their rows. `usage` follows from them by the triggers."""
+"""The tables that make up a journal's content, and their rows to send. `usage` follows from them by the triggers."""
 
 
 def records(connection: sqlite3.Connection, since: int = 0) -> Iterator[bytes]:
-    """The frames of a journal as it is at one moment: that of the first. Memory is bounded; the moment is held, and the
-    journal's log grows, until the last was taken. Nobody else uses the connection meanwhile.
+    """Yield the frames of a journal as it is at the first of them. Memory is bounded; until the last is taken, that
+    snapshot is held, and the journal's log grows. Nothing else may use the connection meanwhile.
 
-    With `since`, a sequence, of what is acknowledged only what came after it, and what of that follows; open uploads
-    in any case. That what was sent before has ended since, it does not say. BufferDamaged for a row that is none (one
-    that is not what was written goes as it is, and is found there); sqlite3.Error.
+    With `since`, a sequence, yield only the writes acknowledged after it, with their rows, and open uploads in any
+    case. It does not tell which earlier writes have ended. BufferDamaged for a row without a record (a damaged record
+    is sent as it is, and found by its reader); sqlite3.Error.
     """
     connection.execute("BEGIN")
     try:
@@ -80,11 +80,11 @@ def _frames(connection: sqlite3.Connection, since: int) -> Iterator[bytes]:
 
 
 def apply(connection: sqlite3.Connection, frames: Iterable[bytes]) -> int:
-    """Have an empty journal (`schema.prepare`) say what `records` said, in one transaction; the number of records.
+    """Fill an empty journal (`schema.prepare`) with the records of a stream, in one transaction; return their number.
 
-    The journal is that node's then, its ids and sequences go on behind it. BufferDamaged where a frame is not what was
-    sent, or not the next one, or the end is missing: then it is empty still. ValueError for a journal that is not
-    empty, or a stream of another version. sqlite3.Error.
+    The journal is that node's then, and continues its ids and sequences. BufferDamaged if a frame is damaged or not the
+    next one, or the end is missing: then the journal stays empty. ValueError for a journal that is not empty, or a
+    stream of another version. sqlite3.Error.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -139,7 +139,7 @@ def _unframe(place: codec.Place, frame: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _as_json(values: list[Any]) -> list[Any]:
-    """Keys of objects are bytes."""
+    """Encode bytes: the keys of objects."""
     return [[base64.b64encode(one).decode()] if isinstance(one, bytes) else one for one in values]
 
 

@@ -1,13 +1,13 @@
 """The journal inside one transaction: writes, changed as S3, the reconciler and people change them.
 
-What belongs together changes in one transaction, so that a kill at any moment leaves it before or after. Methods that
-let go of staged files add them to `freed`: they are unlinked once the transaction is durable, and where that was missed
-when the next process opens the buffer.
+Related rows change in one transaction, so that a kill at any moment leaves the state before or after. Methods that drop
+staged files add them to `freed`: they are unlinked once the transaction is durable, or else by the next process that
+opens the buffer.
 
-    of a key the writes with a place in the order (`sequence`) are a chain: each waits for the one before it
+    writes of a key with a place in the order (`sequence`) form a chain: each waits for the one before it
     a marker waits for what was acknowledged before it under its directory (order.py)
 
-Both by one column: `after_sequence` names a write to wait for. When that goes, the next one is looked for.
+One column serves both: `after_sequence` names a write to wait for. When that write goes, the next one is looked up.
 """
 
 from __future__ import annotations
@@ -59,52 +59,52 @@ from gateway.writeback.key_forms import EVERY_KEY, FORMS_MAX, forms_of, refused_
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
-"""How long a repeated Complete is answered as the first was."""
+"""Seconds for which a repeated Complete gets the answer of the first."""
 
 ENDED_MAX = 50_000
-"""So many are remembered, the last ones."""
+"""The most ended uploads that are remembered: the latest."""
 
 FORGOTTEN_AT_ONCE = 1000
-"""Writers wait meanwhile."""
+"""Rows per step: writers wait meanwhile."""
 
 SMALL_BYTES_MAX = 8 * 1024**2
 """Objects up to this size are not kept waiting by larger ones."""
 
 ASKED_SECONDS_MAX = 300.0
-"""No answer takes so long."""
+"""No answer from the origin takes longer."""
 
 CARRIED_OUT_SECONDS = 60.0
-"""What was under way to the origin when its sender died has happened by then, or never will."""
+"""After this time, a request whose sender died has reached the origin, or never will."""
 
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
-"""Nothing is due later than so, open uploads and what was refused for good the second: what says it is was written by a
-clock that has gone back since."""
+"""The longest times to the next turn; the second is for open uploads and permanent refusals. A later due time was
+written before the clock went back."""
 
 _LOOKED_AT_MAX = 64
 
 _RAISED_MAX = 10_000
-"""Objects of a checkpoint: writers wait meanwhile."""
+"""The most objects raised at once: writers wait meanwhile."""
 
 LAST_OWN_WRITES_MAX = 50_000
-"""Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
-loses nothing."""
+"""The most own writes, some 300 bytes each. With more, the oldest are forgotten early: then a write may pass for
+another writer's, which loses nothing."""
 
 
 def _priority_of(write: Write) -> Priority:
-    if write.deleted:  # who deletes waits until the origin has done it, too
+    if write.deleted:  # the deleting client waits for the origin
         return Priority.URGENT
     return Priority.SMALL if write.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
 
 
 class HashSlots(Protocol):
-    """Of pending_key_filter.py: told before something is pending."""
+    """Hash slots of pending_key_filter.py, set before something is pending."""
 
     def set(self, hash_slot: int) -> None: ...
 
 
 class JournalTransaction(JournalView):
-    """One transaction's view of all of it, and its changes. `freed` are the names of the files that nothing refers to
-    any more. `has_due`: there is more for the reconciler to look at."""
+    """One transaction's view of the journal, and its changes. `freed` names the files without references. `has_due`:
+    the reconciler has more to look at."""
 
     def __init__(self, connection: sqlite3.Connection, pending_keys: HashSlots) -> None:
         super().__init__(connection)
@@ -114,13 +114,13 @@ class JournalTransaction(JournalView):
 
     @property
     def _checkpoints(self) -> CheckpointRows:
-        """Made where it is needed: most transactions are of parts, which are of no checkpoint."""
+        """Return the checkpoints' rows. Made on demand: most transactions store parts, which need none."""
         return CheckpointRows(self._rows)
 
     # How uploads begin
 
     def ask(self, key: ObjectKey, slot: str, asked: CreateAttempt) -> int:
-        """The origin is about to be asked for an upload: until it is known what for, it is one to be aborted."""
+        """Enter that the origin will be asked for an upload. Until its purpose is known, it counts as one to abort."""
         write = Write(WriteSpec(key, {}, slot), ExpectedVersion(), asked.begun.at, State.ABORTING, asked=asked)
         return self._insert(write, Turn(None, priority=Priority.ABORT)).id
 
@@ -135,13 +135,13 @@ class JournalTransaction(JournalView):
             self.has_due = True
 
     def mark_all_in_doubt(self, now: Moment, worker: int | None = None) -> None:
-        """The same of all that a worker slot (None: any) has left, whose process is dead."""
+        """Mark as in doubt all requests of a worker slot (None: of all) whose process is dead."""
         for one in self._asked_and_living():
             if one.asked is not None and worker in (None, one.asked.worker):
                 self.mark_in_doubt(one.id, now)
 
     def _asked_and_living(self) -> list[Write]:
-        """Of which it is not known yet what came of them; what is damaged is due: who looks at it tells."""
+        """Return requests for uploads without an outcome yet. Damaged rows become due: the reconciler reports them."""
         rows = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 AND due_at IS NULL AND damaged = 0")
         found: list[Write] = []
         for write_id, record in rows.fetchall():
@@ -152,7 +152,7 @@ class JournalTransaction(JournalView):
         return found
 
     def open_upload(self, upload: Write, asked_as: int | None = None) -> Write:
-        """CreateMultipartUpload was answered by the origin, or is to be; `asked_as`, which `ask` has given, is over."""
+        """Enter an open upload, which the origin has begun, or will; `asked_as`, the entry of `ask`, is done."""
         if asked_as is not None:
             self.forget(asked_as)
         opened = replace(upload, state=State.OPEN, multipart=True)
@@ -161,9 +161,9 @@ class JournalTransaction(JournalView):
         return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
 
     def begun(self, write_id: int, origin_upload_id: str, asked_as: int) -> Write | None:
-        """The origin has an upload for a write, which `ask` has announced; the write as it is now, None: it is over.
+        """Note the origin's upload for a write, announced by `ask`; return the write as it is, None if it has ended.
 
-        Of two uploads that were asked for at once the first counts, the other is to go.
+        Of two uploads asked for at once the first counts; the other is aborted.
         """
         write = self.write(write_id, with_parts=False)
         is_sent = write is not None and write.state not in (State.CONFLICT, State.LOCAL)
@@ -177,13 +177,13 @@ class JournalTransaction(JournalView):
         return self._update(replace(write, origin_upload_id=origin_upload_id))
 
     def forget(self, write_id: int) -> None:
-        """An upload of the origin's is gone there, or is no concern of this node any more."""
+        """Forget an upload that is gone at the origin, or is no concern of this node."""
         self._rows.execute("DELETE FROM writes WHERE id = ? AND state = 4", (write_id,))
 
     def abort_at_origin(
         self, key: ObjectKey, slot: str, origin_upload_id: str, now: float, asked: CreateAttempt | None = None
     ) -> None:
-        """Nothing will complete an upload of the origin's; `asked`: if it is ours, which was asked for so."""
+        """Enter an upload at the origin that nothing will complete. `asked`: the request that may have begun it."""
         write = Write(
             WriteSpec(key, {}, slot),
             ExpectedVersion(),
@@ -196,8 +196,8 @@ class JournalTransaction(JournalView):
         self.has_due = True
 
     def look_at_uploads(self, slot: str, now: float) -> None:
-        """A write finds no room: what clients have left alone, and nobody has looked at since, is looked for at the
-        origin, which may have ended it. So many at most, those looked at longest ago."""
+        """Look at the uploads that clients have left alone, as a write finds no room: the origin may have ended some.
+        Takes at most _LOOKED_AT_MAX, those looked at longest ago."""
         resting = (
             f"SELECT id FROM writes WHERE slot = ? AND {OPEN} AND state = 0 AND priority = ? AND attempts = 0 "
             "AND due_at > ? AND due_at <= ? ORDER BY due_at LIMIT ?"
@@ -211,9 +211,9 @@ class JournalTransaction(JournalView):
     # Parts
 
     def put_part(self, upload_id: str, part: Part, now: Moment) -> bool:
-        """Store a part, in place of one of the same number; False when there is no such upload (any more).
+        """Store a part, replacing one of the same number; False when the upload does not exist, or has ended.
 
-        PartInUse where the origin is asked to complete the upload of the one that is there.
+        PartInUse when the origin is asked to complete the upload with the present part.
         """
         upload = self.upload(upload_id)
         if upload is None:
@@ -232,7 +232,7 @@ class JournalTransaction(JournalView):
         return True
 
     def part_sent(self, write_id: int, part: Part) -> Write | None:
-        """The origin has a part, unless the client has replaced it meanwhile; the write as it is now, without parts."""
+        """Note that the origin has a part, unless the client has replaced it; return the write, without parts."""
         now, write = self.part(write_id, part.number), self.write(write_id, with_parts=False)
         is_kept_here = write is not None and write.state is State.LOCAL
         if now is not None and now.file.name == part.file.name and not is_kept_here:
@@ -247,7 +247,7 @@ class JournalTransaction(JournalView):
     # What is acknowledged
 
     def acknowledge(self, write: Write) -> Write:
-        """Take an object, or a tombstone, for the key's last state; its sequence is given now."""
+        """Make an object, or a tombstone, the key's last state, and give it its sequence."""
         self._pending_keys.set(hash_slot_of(write.key))
         replaced, _ = self._before(write)
         expected = replaced[0].expected if replaced else self._expected_now(write)
@@ -259,10 +259,10 @@ class JournalTransaction(JournalView):
         return self._enter(stored, replaced)
 
     def complete(self, made: Write) -> Write | None:
-        """CompleteMultipartUpload: make an upload's chosen parts an acknowledged object; parts that were not chosen go.
+        """CompleteMultipartUpload: make an upload's chosen parts an acknowledged object; other parts go.
 
-        `made` is the upload with what Complete says of it. None where a part of it was replaced, or it has ended: what
-        was acknowledged since would be lost to an object that was there before.
+        `made` is the upload with the fields that Complete sets. None when a part was replaced, or the upload has ended:
+        the older object would overwrite what was acknowledged since.
         """
         upload = self._with_chosen(made)
         if upload is None:
@@ -271,7 +271,7 @@ class JournalTransaction(JournalView):
         replaced, _ = self._before(replace(upload, in_order=made.in_order, behind=made.behind))
         expected = replaced[0].expected if replaced else self._expected_now(made)
         self._keep_parts(upload.id, {part.number for part in made.parts})
-        state = State.COMMITTED if upload.state is State.OPEN else State.PUBLISHING  # it may be there already
+        state = State.COMMITTED if upload.state is State.OPEN else State.PUBLISHING  # it may be there
         if made.state is State.LOCAL and upload.state is State.OPEN:
             state = State.LOCAL
             upload, made = self._without_origin(upload, made.acknowledged_at), self._unsent(made)
@@ -293,16 +293,16 @@ class JournalTransaction(JournalView):
             parts=made.parts,
         )
         entered = self._enter(stored, replaced)
-        if upload.sequence:  # the place that it had while the origin was asked for it
+        if upload.sequence:  # its place while the origin was asked to complete it
             self._release(upload.sequence, made.acknowledged_at)
         return entered
 
     def complete_at_origin(self, made: Write) -> bool:
-        """The same, carried out by the origin while the client waits, under `made.conditions`; asked for as
-        `made.asked_as`. Nothing is acknowledged by it, and the upload is open still where it comes to nothing.
+        """Let the origin complete an upload while the client waits, under `made.conditions`; `made.asked_as` identifies
+        the request. Nothing is acknowledged, and the upload stays open if the request fails.
 
-        False where a part of it was replaced, it has ended, or is just being completed of other parts, or under other
-        conditions: who asks for that would be told what came of this.
+        False when a part was replaced, or the upload has ended, or is just being completed of other parts or under
+        other conditions, whose outcome would answer the wrong request.
         """
         upload = self._with_chosen(made)
         if upload is None:
@@ -334,8 +334,8 @@ class JournalTransaction(JournalView):
         return True
 
     def answer(self, write_id: int, code: str, *, is_over: bool) -> None:
-        """What the origin has made of a Complete that its client waits for; where that is not the end of it, it may
-        have been carried out, and is looked for."""
+        """Note the origin's error for a Complete whose client waits. Unless `is_over`, it may have been carried out,
+        and the reconciler looks for the object."""
         write = self.write(write_id, with_parts=False)
         if write is None or not write.is_completed_at_origin:
             return
@@ -348,17 +348,17 @@ class JournalTransaction(JournalView):
         self._release(sequence, write.touched_then.at)
 
     def completed(self, write_id: int, etag: str, now: Moment) -> None:
-        """The origin has completed an upload whose client waits for it, or did."""
+        """Enter that the origin has completed an upload whose client waits, or waited."""
         write = self.write(write_id, with_parts=False)
         if write is None or write.is_acknowledged:
             return
         if write.sequence:
             self._expect(write, ExpectedVersion.exactly(etag))
-        else:  # it has left the order: it may be there when they come
+        else:  # it has left the order: later writes may find its object
             for one in self._of_key(write.key, "sequence IS NOT NULL"):
                 self._update(replace(one, expected=replace(one.expected, etags=(*one.expected.etags, etag))))
         self._checkpoints.completed(write, now.at)
-        is_left = write.answer is not None  # whose client has more in mind, when it has sent more
+        is_left = write.answer is not None  # its client may have gone on, and sent more parts
         if is_left and any(part.stored_at > write.touched_then.at for part in self.parts(write_id)):
             self._go_on(write)
         else:
@@ -369,7 +369,7 @@ class JournalTransaction(JournalView):
             self.record_own_write(write.key, own)
 
     def _go_on(self, write: Write) -> None:
-        """The origin has completed an upload, to which its client has added parts meanwhile: it is open still."""
+        """Reopen an upload that the origin has completed, as its client has added parts meanwhile."""
         opened = replace(write, state=State.OPEN, sequence=0, origin_upload_id=None, answer=None, conditions={})
         self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
         self._send_again(write.id)
@@ -377,7 +377,7 @@ class JournalTransaction(JournalView):
             self._release(write.sequence, write.touched_then.at)
 
     def leave_order(self, write_id: int, now: float) -> None:
-        """Nobody knows whether the origin has completed an upload, and has not for long: nothing waits for it."""
+        """Take a Complete with an unknown outcome out of the order after some time: nothing waits for it any more."""
         write = self.write(write_id, with_parts=False)
         if write is not None and write.is_completed_at_origin and write.sequence:
             self._update(replace(write, sequence=0))
@@ -387,12 +387,12 @@ class JournalTransaction(JournalView):
             self._release(write.sequence, now)
 
     def abort(self, upload_id: str, now: Moment) -> bool:
-        """End an upload without an object: its parts go, here and at the origin. False where it has ended, or is just
-        being completed there: whoever aborts it then would be told that there is no object, and have one."""
+        """End an upload without an object: its parts go, here and at the origin. False when it has ended, or the origin
+        is just completing it: an abort would tell the client that there is no object, though there is one."""
         upload = self.upload(upload_id)
         if upload is None or self.is_being_completed(upload):
             return False
-        if upload.is_completed_at_origin:  # nobody knows whether it was
+        if upload.is_completed_at_origin:  # unknown whether it was completed
             self.record_own_write(upload.key, LastOwnWrite.now(now, known=False))
         self._drop_origin_upload(upload, now.at)
         self._end(upload, now.at, UploadOutcome(upload_id, upload.key, now.at, None))
@@ -401,13 +401,13 @@ class JournalTransaction(JournalView):
     # What is kept here only
 
     def keep_here(self, checkpoint_id: int, now: float, newer_since: float = 0.0) -> int:
-        """What of a checkpoint is not sent yet is not sent any more; how many objects that are. What is just becoming
-        visible at the origin goes on, and so does what somebody waits for, is in conflict or damaged, or has parts that
-        only the origin has.
+        """Make a checkpoint's unsent objects local; return how many. Those stay in the flush that are becoming visible
+        at the origin, that a request waits for, that are in conflict or damaged, or have parts that only the origin
+        has.
 
-        So are markers above it that came behind it and before `newer_since`, when the newer checkpoint was whole: they
-        may name it. So many objects at most, those first that wait for others. Nothing is left out while a manifest of
-        it that is to be sent goes on: it would arrive without its files.
+        Markers above it that came after it, and before `newer_since` when the newer checkpoint was whole, become local
+        too: they may name it. Takes at most FORGOTTEN_AT_ONCE objects, waiting ones first. Does nothing while a
+        manifest of the checkpoint must still be sent: it would arrive without its files.
         """
         goes_on = (
             "SELECT 1 FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
@@ -425,7 +425,7 @@ class JournalTransaction(JournalView):
         ).fetchall()
         kept = dict[int, Write]()
         for (write_id,) in found:
-            with suppress(BufferDamaged):  # who looks at it tells
+            with suppress(BufferDamaged):  # its reader reports it
                 write = self.write(write_id, with_parts=False)
                 if write is not None:
                     kept[write_id] = write
@@ -437,11 +437,11 @@ class JournalTransaction(JournalView):
             self._update(local, Turn(None, priority=Priority.LARGE))
         for one in kept.values():
             self._release(one.sequence, now)
-        self.has_due = self.has_due or bool(kept)  # what is under way is cut off
+        self.has_due = self.has_due or bool(kept)  # transfers under way are cut off
         return len(kept)
 
     def _markers_above(self, write: Write, until: float) -> list[Write]:
-        """Those that are to be sent, that wait for a write or did, and were acknowledged before a time."""
+        """Return markers still to send that waited for a write and were acknowledged before a time."""
         key = text(write.key.key)
         above = [b"", *(key[: stop + 1] for stop, byte in enumerate(key) if byte == ord("/"))]
         marks = ",".join("?" * len(above))
@@ -452,15 +452,14 @@ class JournalTransaction(JournalView):
         ).fetchall()
         markers = list[Write]()
         for (write_id,) in found:
-            with suppress(BufferDamaged):  # who looks at it tells
+            with suppress(BufferDamaged):  # its reader reports it
                 marker = self.write(write_id, with_parts=False)
                 if marker is not None and marker.member is None and marker.acknowledged_at < until:
                     markers.append(marker)
         return markers
 
     def send_after_all(self, write_id: int, now: float, *, is_urgent: bool = True) -> bool:
-        """What is kept here only is sent; where it is urgent, before what nobody waits for. False where it is not kept
-        so any more."""
+        """Send a local object after all, if urgent before other writes. False when it is not local any more."""
         write = self.write(write_id, with_parts=False)
         if write is None or write.state is not State.LOCAL:
             return False
@@ -472,7 +471,7 @@ class JournalTransaction(JournalView):
     def send_all_after_all(
         self, bucket: str, start: bytes, stop: bytes, now: float, besides: Collection[str] = ()
     ) -> None:
-        """The same of keys from one to before another, but for some slots; so many at most, the oldest."""
+        """Send the local objects in a range of keys, except those of some slots; at most _RAISED_MAX, the oldest."""
         query = (
             "SELECT id, slot FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
             "ORDER BY sequence LIMIT ?"
@@ -480,12 +479,12 @@ class JournalTransaction(JournalView):
         for write_id, slot in self._rows.execute(query, (bucket, start, stop, _RAISED_MAX)).fetchall():
             if slot in besides:
                 continue
-            with suppress(BufferDamaged):  # it is told when it is read
+            with suppress(BufferDamaged):  # its reader reports it
                 self.send_after_all(write_id, now)
 
     def send_checkpoint_after_all(self, slot: str, checkpoint_id: int | None, now: float) -> int:
-        """What a slot keeps here only of a checkpoint, or of none, is sent in its turn; how many objects that are, so
-        many at most."""
+        """Send a slot's local objects of a checkpoint, or of none, in their turn; return how many, at most
+        FORGOTTEN_AT_ONCE."""
         member = "o.checkpoint_id IS NULL" if checkpoint_id is None else "o.checkpoint_id = ?"
         found = self._rows.execute(
             f"{LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 AND w.slot = ? AND {member} ORDER BY w.sequence LIMIT ?",
@@ -493,7 +492,7 @@ class JournalTransaction(JournalView):
         ).fetchall()
         sent = 0
         for write_id, _, _ in found:
-            with suppress(BufferDamaged):  # it is told when it is read
+            with suppress(BufferDamaged):  # its reader reports it
                 if not self._may_name_what_is_kept_here(write_id):
                     sent += self.send_after_all(write_id, now, is_urgent=False)
         return sent
@@ -512,8 +511,8 @@ class JournalTransaction(JournalView):
     def remove_local(
         self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0
     ) -> tuple[int, int]:
-        """Remove what of a slot is kept here only, the oldest first, a checkpoint as a whole: so many bytes, or a
-        little more (None: all), of what nothing was added to for so long. How many objects, and bytes, that were."""
+        """Remove a slot's local objects, the oldest first, checkpoints as a whole, until `size_bytes` are free (None:
+        all); none to which something came in the last `idle_seconds`. Return the numbers of objects and bytes."""
         objects = removed_bytes = 0
         found = self._rows.execute(
             "SELECT id FROM writes WHERE slot = ? AND state = -1 ORDER BY sequence LIMIT ?", (slot, FORGOTTEN_AT_ONCE)
@@ -535,7 +534,7 @@ class JournalTransaction(JournalView):
         return objects, removed_bytes
 
     def _together_with(self, write_id: int) -> list[Write]:
-        """A write that is kept here only, and those of its checkpoint."""
+        """Return a local object, with the other local ones of its checkpoint."""
         ids = [write_id]
         row = self._row("SELECT checkpoint_id FROM checkpoint_objects WHERE write_id = ?", write_id)
         if row is not None:
@@ -548,7 +547,7 @@ class JournalTransaction(JournalView):
         for one in ids:
             try:
                 write = self.write(one, with_parts=False)
-            except BufferDamaged:  # it is told when it is read
+            except BufferDamaged:  # its reader reports it
                 continue
             if write is not None:
                 found.append(write)
@@ -564,10 +563,10 @@ class JournalTransaction(JournalView):
         return replace(write, parts=tuple(replace(part, origin_etag=None) for part in write.parts))
 
     def write_tombstone(self, tombstone: Write) -> Write | None:
-        """Delete what is pending under a key, or was a moment ago; the tombstone, None where the origin has nothing of
-        it, so that nobody need wait: what others may have written there meanwhile is looked at later.
+        """Delete what is pending under a key, or was a moment ago. Return the tombstone; None when the origin has
+        nothing of it, so that no client need wait: others' writes there are looked at later.
 
-        InConflict where a person is to decide first.
+        InConflict when a person must decide first.
         """
         replaced, stays = self._before(tombstone)
         if any(one.state is State.CONFLICT for one in [*replaced, *stays]):
@@ -579,7 +578,7 @@ class JournalTransaction(JournalView):
     # How they fare
 
     def change(self, write: Write, expected: State) -> bool:
-        """Write down where a write is. False when it is not in the state that was expected any more."""
+        """Write a row if the write is still in the expected state; otherwise return False."""
         now = self._row("SELECT state FROM writes WHERE id = ?", write.id)
         if now is None or now[0] != expected:
             return False
@@ -587,8 +586,8 @@ class JournalTransaction(JournalView):
         return True
 
     def wait(self, write_id: int, seen: Turn, turn: Turn) -> None:
-        """It is looked at again later: `turn` says when, and why. Where somebody has had it be due anew since its turn
-        was `seen`, and it has not failed, it still is."""
+        """Set the next turn of a write, and why. If it has become due anew since its turn was `seen`, and it has not
+        failed, it stays due."""
         self._rows.execute(
             "UPDATE writes SET due_at = CASE WHEN due_at = ? OR ? > 0 THEN ? ELSE due_at END, attempts = ?, "
             "failing_since = ?, last_error = ?, priority = CASE WHEN priority = ? THEN ? ELSE priority END "
@@ -607,20 +606,19 @@ class JournalTransaction(JournalView):
         )
 
     def rest(self, write_id: int, seen: Turn, turn: Turn) -> None:
-        """The same of what has nothing to be done for now; of an open upload that has, the next part is due."""
+        """Set the next turn of a write with nothing to do now. An open upload with an unsent part stays due."""
         unsent = "SELECT 1 FROM parts JOIN writes ON write_id = id WHERE id = ? AND state = 0 AND sent = 0 LIMIT 1"
         if self._row(unsent, write_id) is None:
             self.wait(write_id, seen, turn)
 
     def quarantine(self, write_id: int, reason: str) -> None:
-        """What is here of it is not what was written: nothing is done about it before the next start."""
+        """Set a damaged write aside until the next start."""
         self._rows.execute(
             "UPDATE writes SET due_at = NULL, damaged = 1, last_error = ? WHERE id = ?", (reason, write_id)
         )
 
     def prioritise(self, key: ObjectKey, now: float) -> None:
-        """Somebody waits for what is pending under a key: it comes before what nobody waits for, and so does what it
-        waits for itself."""
+        """Put the pending writes of a key, and those that they wait for, before others: a request waits for them."""
         found = self._rows.execute(
             f"SELECT id FROM writes WHERE bucket = ? AND key = ? AND {PENDING}", (key.bucket, encoded(key))
         ).fetchall()
@@ -628,9 +626,8 @@ class JournalTransaction(JournalView):
         self.has_due = True
 
     def raise_priority(self, bucket: str, start: bytes, stop: bytes, now: float) -> None:
-        """Somebody waits for what is pending under keys from one to before another: it comes before what nobody waits
-        for, and so does what it waits for itself. What has failed under these keys keeps its place among such. So many
-        at most, the oldest."""
+        """Put the pending writes in a range of keys, and those that they wait for, before others: a request or a person
+        waits for them. Failed ones keep their place. Takes at most _RAISED_MAX, the oldest."""
         found = self._rows.execute(
             f"SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} AND attempts = 0 "
             "AND sequence IS NOT NULL ORDER BY sequence LIMIT ?",
@@ -640,8 +637,8 @@ class JournalTransaction(JournalView):
         self.has_due = True
 
     def _hurry(self, write_ids: Sequence[int], now: float) -> None:
-        """Have writes come before what nobody waits for, and what they wait for before that: so many of that at most.
-        What one of them comes to wait for later is hurried then (`_wait_or_start`)."""
+        """Put writes before others, and those that they wait for before them, at most _RAISED_MAX of these. Writes that
+        they come to wait for later follow in `_wait_or_start`."""
         left = _RAISED_MAX
         while write_ids:
             self._rows.executemany(
@@ -672,7 +669,7 @@ class JournalTransaction(JournalView):
         return [one for (one,) in found if one != write_id]
 
     def try_now(self, bucket: str, prefix: str, now: float, besides: Iterable[int] = ()) -> None:
-        """What has failed under a prefix (no bucket: everywhere) is tried again, and so are some others, by id."""
+        """Make failed writes under a prefix (no bucket: everywhere) due now, and those with the ids `besides`."""
         hurried = "UPDATE writes SET due_at = ? WHERE id = ? AND state < 5 AND due_at > ?"
         self._rows.executemany(hurried, [(now, one, now) for one in besides])
         where, values = "1", list[str | bytes]()
@@ -686,7 +683,7 @@ class JournalTransaction(JournalView):
         self.has_due = True
 
     def start_over(self, write_id: int, now: float) -> None:
-        """The origin's upload of a write is of no use: it is to be aborted, and its parts are to be sent again."""
+        """Drop a write's useless upload at the origin: abort it, and send the parts again."""
         write = self.write(write_id, with_parts=False)
         if write is None:
             return
@@ -700,9 +697,9 @@ class JournalTransaction(JournalView):
                 self._put_part_row(write_id, replace(part, origin_etag=None))
 
     def settle(self, write_id: int, etag: str | None, now: Moment, *, upload_may_be_open: bool = False) -> None:
-        """The origin has this version under the key now (None: no object), by our doing: nothing is pending of it.
+        """Enter that the origin has this version under the key (None: no object), by our doing: the write is done.
 
-        What was acknowledged after it expects to find that.
+        Later writes of the key expect to find that version.
         """
         done = self.write(write_id, with_parts=False)
         if done is None:
@@ -715,7 +712,7 @@ class JournalTransaction(JournalView):
         self._end(done, now.at, as_outcome(done))
 
     def keep(self, write_id: int, reason: str) -> bool:
-        """Others have changed the key at the origin, or what it has is not what was sent: a person is to decide."""
+        """Enter a conflict: others have changed the key at the origin, or it has other bytes than were sent."""
         write = self.write(write_id, with_parts=False)
         if write is None or not write.is_acknowledged or write.state is State.LOCAL:
             return False
@@ -723,7 +720,7 @@ class JournalTransaction(JournalView):
         return True
 
     def overwrite(self, write_id: int, expected: ExpectedVersion, now: float) -> bool:
-        """Somebody has decided a conflict: what the origin has now gives way. False where it is none any more."""
+        """Carry out a person's decision that the origin's version gives way. False when the conflict is over."""
         write = self.write(write_id, with_parts=False)
         if write is None or write.state is not State.CONFLICT:
             return False
@@ -736,8 +733,7 @@ class JournalTransaction(JournalView):
     def changed_past(
         self, key: ObjectKey, own: LastOwnWrite, slot: str = "", member: Member | None = None, size_bytes: int = 0
     ) -> None:
-        """This gateway has changed what the origin has under a key, past what is pending there; `member`: of which
-        checkpoint it is."""
+        """Note a change by this gateway at the origin, past pending writes. `member` is the key's checkpoint."""
         self.record_own_write(key, own)
         if own.known and self.latest(key) is None:
             if own.etag is None or member is None:
@@ -753,8 +749,8 @@ class JournalTransaction(JournalView):
                 )
 
     def discard(self, write_id: int, now: Moment, *, only_conflict: bool) -> bool:
-        """Give up a write because somebody has decided so, also one whose row is damaged; False when it is pending
-        no more, or, with `only_conflict`, is none."""
+        """Give up a write, even with a damaged row, as a person has decided. False when it is not pending any more, or,
+        with `only_conflict`, not in conflict."""
         try:
             given_up = self.write(write_id, with_parts=False)
         except BufferDamaged:
@@ -774,16 +770,16 @@ class JournalTransaction(JournalView):
     # What is due
 
     def set_right(self, now: Moment) -> None:
-        """What is due later than anything can be was written by a clock that has gone back since; what has not been
-        tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
-        not be written down."""
+        """Correct due times later than any can be: they were written before the clock went back. Writes that were not
+        tried yet become due at once. Requests for uploads older than ASKED_SECONDS_MAX are in doubt: their outcome
+        could not be recorded."""
         for one in self._asked_and_living():
             asked_seconds, _ = now.since(one.asked.begun) if one.asked is not None else (0.0, True)
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.mark_in_doubt(one.id, now)
         late = {"now": now.at, "retry": now.at + RETRY_SECONDS_MAX, "upload": now.at + UPLOAD_SECONDS_MAX}
         for (slot, bucket), priorities in self.lanes().items():
-            for priority in priorities:  # by the index: what is due soon is not looked at
+            for priority in priorities:  # by the index, which skips what is due soon
                 from_at = late["retry"] if priority > Priority.LARGE else now.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
@@ -794,24 +790,24 @@ class JournalTransaction(JournalView):
                 )
 
     def begin_epoch(self, now: float) -> None:
-        """A new process flushes: what was set aside may have been mended."""
+        """Begin the epoch of a new flushing process: damaged writes are tried again, as they may have been repaired."""
         self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
         self._rows.execute(
             "UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3 AND state >= 0", (now,)
         )
 
     def count_reopening(self) -> None:
-        """Something is written, whatever else is."""
+        """Write something, so that the commit reaches the disk."""
         counted = "ON CONFLICT (name) DO UPDATE SET value = value + 1"
         self._rows.execute(f"INSERT INTO node VALUES ('reopenings', 1) {counted}")
 
     def leave_checkpoint(self, key: ObjectKey) -> None:
-        """The origin was asked to delete an object, and may have: where it counts for a checkpoint, it does no more."""
+        """Take an object that the origin was asked to delete, and may have, out of its checkpoint."""
         if self.latest(key) is None:
             self._checkpoints.removed(key)
 
     def forget_ended(self, now: Moment, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
-        """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
+        """Forget old or surplus ended uploads, checkpoints and own writes; return whether more may be left."""
         old = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?"
         forgotten = self._rows.execute(f"DELETE FROM writes WHERE id IN ({old})", (now.at, count_max)).rowcount
         ended = self._row("SELECT count(*) FROM writes WHERE state = 5")
@@ -835,8 +831,8 @@ class JournalTransaction(JournalView):
         return [one for one in chain if one not in stays], stays
 
     def _stays(self, before: Write, marker: Write) -> bool:
-        """Whether another marker waits for what a marker would take the place of: the new one waits for that in turn,
-        or it would come first."""
+        """Return whether another marker waits for a write that this marker would replace: it must wait for it too, or
+        it would come first."""
         if marker.behind is None:
             return False
         key = text(marker.key.key)
@@ -874,7 +870,7 @@ class JournalTransaction(JournalView):
         return self._update(replace(entered, state=State.CONFLICT), Turn(None, last_error=reason, priority=priority))
 
     def _wait_or_start(self, write: Write, now: float) -> None:
-        """Have a write with a place in the order wait for the one before it, if there is one; else it is due."""
+        """Make a write wait for the one before it in the order; without one, it is due."""
         after = self._blocker(write)
         self._rows.execute(
             "UPDATE writes SET after_sequence = ?, due_at = ? WHERE id = ?",
@@ -886,7 +882,7 @@ class JournalTransaction(JournalView):
             self._hurry(self._unhurried_before(write.id, _RAISED_MAX), now)
 
     def _blocker(self, write: Write) -> int | None:
-        """The sequence of one that is to be over before: of those, the one that is likely to be the last."""
+        """Return the sequence of a write that must end before: the one that will probably be the last."""
         key = (write.key.bucket, encoded(write.key))
         found = [
             self._row(
@@ -915,12 +911,12 @@ class JournalTransaction(JournalView):
         return max((row[0] for row in found if row is not None and row[0] is not None), default=None)
 
     def _release(self, sequence: int, now: float) -> None:
-        """A write has left the order: what waited for it waits for another, or no more."""
+        """Let the writes that waited for one that has left the order wait for another, or start."""
         waiting = self._rows.execute("SELECT id, record FROM writes WHERE after_sequence = ?", (sequence,)).fetchall()
         for write_id, record in waiting:
             try:
                 self._wait_or_start(codec.unpack_write(write_id, record), now)
-            except BufferDamaged:  # who looks at it tells
+            except BufferDamaged:  # its reader reports it
                 self._rows.execute("UPDATE writes SET after_sequence = NULL, due_at = ? WHERE id = ?", (now, write_id))
 
     def _since(self, write_id: int) -> int:
@@ -933,7 +929,7 @@ class JournalTransaction(JournalView):
         return row[0] if row else 0
 
     def _expected_now(self, write: Write) -> ExpectedVersion:
-        """What was there when the absorb began, or what this gateway itself has put there since."""
+        """Return the versions present when the request began, or the one that this gateway has put there since."""
         own, expected = self.last_own_write(write.key), write.expected
         if own is None or (expected.known and not own.known):
             return expected
@@ -942,7 +938,7 @@ class JournalTransaction(JournalView):
         return expected if expected.known or own.etag is None else replace(expected, etags=(*expected.etags, own.etag))
 
     def _expect(self, done: Write, expected: ExpectedVersion) -> None:
-        """What follows a write of a key is to find this; so is what is behind an upload that may come to nothing."""
+        """Set the version that later writes of a key expect: of the next, and of uploads before it that may fail."""
         for one in self._of_key(done.key, "sequence IS NOT NULL"):
             if one.sequence > done.sequence:
                 self._update(replace(one, expected=expected))
@@ -952,12 +948,12 @@ class JournalTransaction(JournalView):
     # Rows
 
     def _give_way(self, write: Write, now: float) -> None:
-        """Something later takes a write's place, or somebody has given it up: the origin is to have nothing of it."""
+        """End a write that a later one replaces, or that was given up: the origin gets nothing of it."""
         self._drop_origin_upload(write, now)
         self._end(write, now, as_outcome(write))
 
     def _end(self, write: Write, now: float, ended: UploadOutcome | None) -> None:
-        """It is over; what repeats its last request finds how."""
+        """End a write; keep its outcome for repetitions of its last request."""
         self._drop_parts(write.id)
         if ended is None or write.upload_id is None:
             self._rows.execute("DELETE FROM writes WHERE id = ?", (write.id,))
@@ -972,7 +968,7 @@ class JournalTransaction(JournalView):
             self._release(write.sequence, now)
 
     def _remove_row(self, write_id: int, now: float) -> None:
-        """A damaged one: it says nothing of what it was."""
+        """Remove a damaged row."""
         row = self._row("SELECT sequence FROM writes WHERE id = ?", write_id)
         self._drop_parts(write_id)
         self._rows.execute("DELETE FROM writes WHERE id = ?", (write_id,))
@@ -984,7 +980,7 @@ class JournalTransaction(JournalView):
             self.abort_at_origin(write.key, write.spec.slot, write.origin_upload_id, now)
 
     def _with_chosen(self, made: Write) -> Write | None:
-        """The upload as it is now, with its own place at the origin; None where a chosen part is not there any more."""
+        """Return the upload as it is now; None when a chosen part is gone."""
         upload = self.upload(made.upload_id or "")
         if upload is None:
             return None
@@ -1024,7 +1020,7 @@ class JournalTransaction(JournalView):
         return self._update(replace(write, id=int(inserted.lastrowid or 0)))
 
     def _update(self, write: Write, turn: Turn | None = None) -> Write:
-        """Write a row anew; with `turn`, when it is due, and how it has fared, too."""
+        """Rewrite a row; with `turn`, also its due time and failures."""
         self._rows.execute(
             "UPDATE writes SET state = ?, sequence = ?, behind = ?, record = ? WHERE id = ?",
             (
@@ -1058,7 +1054,7 @@ class JournalTransaction(JournalView):
         self._rows.executemany("DELETE FROM freed WHERE name = ?", [(name,) for name in names])
 
     def _put_file(self, file: StagedFile, slot: str) -> None:
-        """On a slot's account, where it is not on another's already; what only the origin has is on nobody's."""
+        """Enter a file on a slot's account, unless it is on another's already, or only the origin has it."""
         if file.is_here:
             row = (file.name, slot, file.size_bytes, codec.pack_file(file))
             self._rows.execute("INSERT INTO files VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING", row)
@@ -1085,8 +1081,8 @@ class JournalTransaction(JournalView):
     # Buckets
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
-        """What one of its answers has just told. What is known of its conditions stays, where this says nothing, and so
-        do the storage classes that it has taken, and the forms of keys that it has refused."""
+        """Record the facts of a bucket's latest answer. Known conditions stay if it has none; the storage classes that
+        it took, and the forms of keys that it refused, stay."""
         before = self.capabilities(bucket)
         if before is not None:
             classes = before.storage_classes | capabilities.storage_classes
@@ -1100,7 +1096,7 @@ class JournalTransaction(JournalView):
         self._rows.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, packed))
 
     def refused_for_good(self, key: ObjectKey, code: str) -> None:
-        """A bucket does not take what was acknowledged under a key: it is asked before the next like it is."""
+        """Note that a bucket refuses a key for good: it is asked before the next such write is acknowledged."""
         known = self.capabilities(key.bucket)
         if known is not None:
             forms = known.refused_forms | refused_forms(key.key, code)
@@ -1108,19 +1104,19 @@ class JournalTransaction(JournalView):
             self._put_capabilities(key.bucket, replace(known, refused_forms=forms))
 
     def _has_taken(self, key: ObjectKey) -> None:
-        """A bucket has an object of such a key."""
+        """Clear the refusals of forms that a key has: the bucket has taken it."""
         known = self.capabilities(key.bucket)
         if known is not None and known.refuses(key.key):
             self._put_capabilities(key.bucket, replace(known, refused_forms=known.refused_forms - forms_of(key.key)))
 
     def learn_conditions(self, bucket: str, conditions: Conditions) -> None:
-        """Which conditions it honours, whatever else was learned meanwhile."""
+        """Record which conditions a bucket honours, whatever else was learned meanwhile."""
         capabilities = self.capabilities(bucket)
         if capabilities is not None:
             self.learn(bucket, replace(capabilities, conditions=conditions))
 
     def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
-        """What was learned of these, and what this gateway has done there."""
+        """Forget all that was learned of these buckets, and own writes there."""
         for table in ("profiles", "origin"):
             known = self._rows.execute(f"SELECT DISTINCT bucket FROM {table}").fetchall()
             self._rows.executemany(f"DELETE FROM {table} WHERE bucket = ?", [one for one in known if buckets(one[0])])
@@ -1128,7 +1124,7 @@ class JournalTransaction(JournalView):
     # What this gateway has done
 
     def record_own_write(self, key: ObjectKey, own: LastOwnWrite) -> None:
-        """This gateway has changed what the origin has under a key. Where who knows how: perhaps not at all."""
+        """Record that this gateway has changed a key at the origin, or, if `own` is not `known`, may have."""
         before = self.last_own_write(key) if not own.known else None
         if before is not None:
             own = replace(own, etag=before.etag)
@@ -1139,7 +1135,7 @@ class JournalTransaction(JournalView):
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)
 
     def _forget_last_own_writes(self, moment: Moment, count_max: int) -> int:
-        """Those that nobody can ask for any more; those of keys with an open upload stay, as far as there is room."""
+        """Forget own writes that no request can need; those of keys with an open upload stay while there is room."""
         open_upload = f"SELECT 1 FROM writes WHERE bucket = origin.bucket AND key = origin.key AND {OPEN}"
         old = f"SELECT bucket, key, record FROM origin WHERE at < ? AND NOT EXISTS ({open_upload}) LIMIT ?"
         found = self._rows.execute(old, (moment.at - LAST_OWN_WRITE_KEPT_SECONDS, count_max)).fetchall()

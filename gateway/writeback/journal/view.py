@@ -1,4 +1,4 @@
-"""What the journal says, as one transaction sees it: nothing here changes anything."""
+"""The journal as one transaction sees it, read-only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gateway.writeback.journal.records import (
 
 PENDING = "pending = 1 AND state < 5"
 OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
-"""What is acknowledged, and open uploads, as the indices have it."""
+"""Conditions for acknowledged writes and for open uploads, as the indices have them."""
 
 LOCAL_OF_CHECKPOINTS = (
     "SELECT w.id, w.slot, o.checkpoint_id FROM writes w LEFT JOIN checkpoint_objects o ON o.bucket = w.bucket "
     "AND o.key = w.key AND o.write_id = w.id"
 )
-"""With `w.state = -1`: what is kept here only, and the checkpoint that it belongs to."""
+"""With `w.state = -1`: local objects with their checkpoints."""
 
 _USAGES = (
     "SELECT usage.slot, staged_bytes, usage.objects, coalesce(local_usage.size_bytes, 0), "
@@ -49,8 +49,8 @@ BEHIND_ALL = b"\xff"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of staged files that something refers to, a file that copies share once; objects and tombstones that are
-    pending. Of both, what is kept here only (`State.LOCAL`), a file that copies share once for each."""
+    """Bytes of referenced staged files, a shared file once, and the number of pending objects and tombstones. The local
+    ones (`State.LOCAL`) among both, a shared file once per object."""
 
     staged_bytes: int = 0
     objects: int = 0
@@ -63,7 +63,7 @@ class Usage:
 
 
 class Due(NamedTuple):
-    """A write whose time has come."""
+    """A write that is due."""
 
     id: int
     key: ObjectKey
@@ -72,7 +72,7 @@ class Due(NamedTuple):
 
 
 class JournalView:
-    """One transaction's view of all of it. BufferDamaged where a row is not what was written."""
+    """One transaction's view of the journal. BufferDamaged for a damaged row."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._rows = connection
@@ -80,7 +80,6 @@ class JournalView:
     # Writes
 
     def write(self, write_id: int, *, with_parts: bool = True) -> Write | None:
-        """BufferDamaged where its row is not what was written."""
         row = self._row("SELECT record FROM writes WHERE id = ? AND state < 5", write_id)
         if row is None:
             return None
@@ -88,14 +87,13 @@ class JournalView:
         return replace(found, parts=tuple(self.parts(write_id))) if with_parts else found
 
     def turn(self, write_id: int) -> Turn | None:
-        """When it is looked at, and how it has fared."""
         row = self._row(f"SELECT {TURN_COLUMNS} FROM writes WHERE id = ? AND state < 5", write_id)
         return turn_of(row) if row else None
 
     def parts(
         self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX
     ) -> Iterator[Part]:
-        """The parts of a write behind a number, up to another, in order, so many at most."""
+        """Yield at most `count_max` parts of a write with numbers after `after`, up to `until`, in order."""
         found = self._rows.execute(
             "SELECT number, parts.record, name, files.record FROM parts LEFT JOIN files ON file = name "
             "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?",
@@ -127,15 +125,15 @@ class JournalView:
     # What is pending
 
     def latest(self, key: ObjectKey) -> Write | None:
-        """What is pending under a key: the object or tombstone that was acknowledged last; without its parts."""
+        """Return the object or tombstone of a key that was acknowledged last and is pending; without its parts."""
         return self._one_of(key, f"{PENDING} ORDER BY sequence DESC")
 
     def earliest(self, key: ObjectKey) -> Write | None:
-        """What is to be dealt with first under a key, of what has a place in the order; without its parts."""
+        """Return the first write in a key's order, without its parts."""
         return self._one_of(key, "state < 5 AND sequence IS NOT NULL ORDER BY sequence")
 
     def waiting(self, after: int, count_max: int) -> Sequence[Write]:
-        """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
+        """Return pending writes in the order of acknowledgement, without parts, behind a sequence."""
         found = self._rows.execute(
             "SELECT id, record FROM writes WHERE sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?",
             (after, count_max),
@@ -143,12 +141,12 @@ class JournalView:
         return [codec.unpack_write(write_id, record) for write_id, record in found]
 
     def newest(self) -> int:
-        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
+        """Return the sequence of the pending write that was acknowledged last; 0 if nothing is pending."""
         row = self._row("SELECT max(sequence) FROM writes WHERE pending = 1 AND sequence IS NOT NULL")
         return (row[0] or 0) if row else 0
 
     def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[Write]:
-        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
+        """Return the last pending write of each key from `start` to before `stop`, in order, without parts.
 
         Reads nothing outside of the range.
         """
@@ -160,7 +158,7 @@ class JournalView:
         return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
 
     def has_any(self, bucket: str, name: str) -> bool:
-        """Whether something is pending, or was flushed in the last minutes, under a key, or under it as a directory."""
+        """Return whether a key, or one under it as a directory, is pending or was flushed in the last minutes."""
         key = text(name)
         for table, condition in (("writes", f"{PENDING} AND "), ("origin", "")):
             found = f"SELECT 1 FROM {table} WHERE {condition}bucket = ?"
@@ -171,7 +169,7 @@ class JournalView:
         return False
 
     def hash_slots(self) -> set[int]:
-        """Those of pending_key_filter.py in which something is pending."""
+        """Return the hash slots of pending_key_filter.py in which something is pending."""
         return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}
 
     def counts(self) -> tuple[int, int]:
@@ -181,15 +179,15 @@ class JournalView:
         return (row[0], row[1]) if row else (0, 0)
 
     def buckets(self) -> frozenset[str]:
-        """Those of everything that is not over: acknowledged, open, or to be cleared away at the origin."""
+        """Return the buckets of everything that is not over: acknowledged, open, or still to abort at the origin."""
         return frozenset(
             bucket for (bucket,) in self._rows.execute("SELECT DISTINCT bucket FROM writes WHERE state < 5")
         )
 
     def oldest(self, slot: str) -> Moment | None:
-        """When the oldest write was acknowledged that is still on its way to the origin.
+        """Return when the oldest write was acknowledged that is still on its way to the origin.
 
-        Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
+        Conflicts are not on their way, and parts of open uploads are no object yet. None without such a write.
         """
         row = self._row(
             "SELECT id, record FROM writes WHERE slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 "
@@ -199,14 +197,14 @@ class JournalView:
         return codec.unpack_write(*row).acknowledged_then if row else None
 
     def oldest_local(self, slot: str) -> Moment | None:
-        """When the oldest of what is kept here only was acknowledged. None: nothing is, or its row is damaged."""
+        """Return when a slot's oldest local object was acknowledged. None without one, or if its row is damaged."""
         row = self._row("SELECT id, record FROM writes WHERE slot = ? AND state = -1 ORDER BY sequence LIMIT 1", slot)
         with suppress(BufferDamaged):
             return codec.unpack_write(*row).acknowledged_then if row else None
         return None
 
     def is_rest_pending(self, key: ObjectKey) -> bool:
-        """Whether the origin lacks something of the checkpoint that an object belongs to."""
+        """Return whether the origin lacks an object of the checkpoint that this one belongs to."""
         left = (
             "SELECT 1 FROM checkpoint_objects WHERE durable_at IS NULL AND checkpoint_id = "
             "(SELECT checkpoint_id FROM checkpoint_objects WHERE bucket = ? AND key = ?) LIMIT 1"
@@ -216,12 +214,12 @@ class JournalView:
     # Open uploads
 
     def upload(self, upload_id: str) -> Write | None:
-        """An upload that is open, without its parts."""
+        """Return an open upload, without its parts."""
         row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
         return codec.unpack_write(*row) if row else None
 
     def uploads(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
-        """The open uploads of a bucket under a prefix in the order of key and id, behind such a pair."""
+        """Yield the open uploads of a bucket under a prefix in the order of key and id, behind `after`."""
         start = max(text(prefix), text(after[0]))
         found = self._rows.execute(
             f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {OPEN} "
@@ -235,19 +233,19 @@ class JournalView:
                 yield codec.unpack_write(write_id, record)
 
     def unsent_parts(self, write_id: int, count_max: int) -> Sequence[Part]:
-        """The first of an upload that the origin has not."""
+        """Return the first parts of an upload that the origin lacks."""
         found = self._rows.execute(
             "SELECT number FROM parts WHERE write_id = ? AND sent = 0 ORDER BY number LIMIT ?", (write_id, count_max)
         )
         return [part for (number,) in found.fetchall() if (part := self.part(write_id, number)) is not None]
 
     def is_being_completed(self, upload: Write) -> bool:
-        """Whether the origin may be carrying out a Complete of it, of which its client has not been told anything."""
+        """Return whether the origin may be carrying out a Complete of the upload whose client has no answer yet."""
         turn = self.turn(upload.id)
         return upload.is_completed_at_origin and upload.answer is None and turn is not None and turn.due_at is not None
 
     def ended(self, upload_id: str) -> UploadOutcome | None:
-        """How an upload ended, for who repeats its last request."""
+        """Return the outcome of an upload, for repetitions of its last request."""
         row = self._row("SELECT id, state, pending, record FROM writes WHERE upload_id = ?", upload_id)
         if row is None:
             return None
@@ -259,19 +257,19 @@ class JournalView:
     # What the origin is to abort
 
     def origin_upload_ids(self, key: ObjectKey) -> set[str | None]:
-        """Of the origin's uploads behind all that is known of a key, those that are to be aborted there, too."""
+        """Return the ids of the origin's uploads that belong to the key's writes, those to abort included."""
         return {one.origin_upload_id for one in self._of_key(key, "1")}
 
     def asked(self, key: ObjectKey) -> Sequence[Write]:
-        """Uploads of a key that the origin was asked for, and nobody knows yet what came of it."""
+        """Return the uploads of a key that the origin was asked for, without an outcome yet."""
         return [one for one in self._of_key(key, "state = 4") if one.asked is not None and not one.origin_upload_id]
 
     def are_any_aborting(self) -> bool:
-        """Whether the origin may have uploads that nothing here needs."""
+        """Return whether the origin may have uploads that nothing here needs."""
         return self._row("SELECT 1 FROM writes WHERE state = 4 LIMIT 1") is not None
 
     def aborting_count(self) -> int:
-        """How many these are, also where they cannot be read, but for those that may be another's: these may stay."""
+        """Return the number of these uploads, even unreadable ones, without those that may be another writer's."""
         count = 0
         for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
             with suppress(BufferDamaged):
@@ -281,14 +279,13 @@ class JournalView:
         return count
 
     def aborting(self) -> Sequence[Write]:
-        """They all."""
         found = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 ORDER BY id")
         return [codec.unpack_write(write_id, record) for write_id, record in found]
 
     # What is due
 
     def lanes(self) -> Mapping[tuple[str, str], Mapping[Priority, float]]:
-        """The slots, and buckets in them, in which something is, or will be, due: by priority, when the first of it."""
+        """Return the slots and buckets in which something is or will be due: by priority, the time of the first."""
         found: dict[tuple[str, str], dict[Priority, float]] = {}
         due = "SELECT slot, bucket, priority, due_at FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
         # Not by (slot, bucket, priority) > (?, ?, ?): that reads the whole lane.
@@ -305,7 +302,7 @@ class JournalView:
     def due(
         self, lane: tuple[str, str], priority: Priority, now: float, count_max: int, *, newest: bool = False
     ) -> Sequence[Due]:
-        """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
+        """Return the due writes of a lane that have waited longest, or, with `newest`, least."""
         found = self._rows.execute(
             "SELECT id, bucket, key, due_at, attempts FROM writes WHERE slot = ? AND bucket = ? AND priority = ? "
             f"AND due_at <= ? AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
@@ -326,11 +323,11 @@ class JournalView:
     # Staged files, and what each slot has (counted by schema.py's triggers)
 
     def knows_file(self, name: str) -> bool:
-        """Whether anything refers to a staged file: its own row, or, where that is damaged, a part's."""
+        """Return whether anything refers to a staged file: its own row, or, if that is damaged, a part's."""
         return self._row("SELECT 1 FROM files WHERE name = ?", name) is not None or self._is_referred_to(name)
 
     def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
-        """Those of some names to which nothing refers (`knows_file`), in one query: it is asked about all there are."""
+        """Return the names to which nothing refers (`knows_file`), in one query: callers ask about all files."""
         asked = f"WITH asked (name) AS (VALUES {', '.join(['(?)'] * len(names))}) SELECT name FROM asked"
         found = self._rows.execute(
             f"{asked} WHERE NOT EXISTS (SELECT 1 FROM files WHERE files.name = asked.name) "
@@ -344,7 +341,7 @@ class JournalView:
         return codec.unpack_file(name, row[0]) if row else None
 
     def left_behind(self) -> Sequence[str]:
-        """Files that nothing refers to any more, and that are perhaps not removed yet."""
+        """Return unreferenced files that may not be removed yet."""
         found = self._rows.execute("SELECT name FROM freed WHERE name NOT IN (SELECT name FROM files)")
         return [name for (name,) in found]
 
@@ -359,7 +356,7 @@ class JournalView:
         return {slot: Usage(*counted) for slot, *counted in self._rows.execute(_USAGES)}
 
     def counted(self) -> Mapping[str, Usage]:
-        """The same as `usages`, by counting all of it, without slots that have nothing."""
+        """Return `usages` by counting all rows, without slots that have nothing."""
         sums = dict(self._rows.execute("SELECT slot, sum(size_bytes) FROM files GROUP BY slot").fetchall())
         pending = "SELECT slot, count(*) FROM writes WHERE pending = 1 GROUP BY slot"
         counts = dict(self._rows.execute(pending).fetchall())
@@ -377,7 +374,7 @@ class JournalView:
     # Buckets, and what this gateway has done to their keys
 
     def capabilities(self, bucket: str) -> BucketCapabilities | None:
-        """What was learned of a bucket. What cannot be read any more is not known: the next write learns it anew."""
+        """Return the facts learned of a bucket. An unreadable row counts as unknown: the next write learns it anew."""
         row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
         return _capabilities(bucket, row[0]) if row else None
 
@@ -390,7 +387,7 @@ class JournalView:
         ]
 
     def last_own_write(self, key: ObjectKey) -> LastOwnWrite | None:
-        """What it has last done to it, as far as is remembered; what is damaged: who knows what."""
+        """Return the last own write of a key, as far as remembered; for a damaged row, one that is not `known`."""
         row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
         return as_last_own_write(key, math.inf, row[0]) if row else None
 
@@ -401,7 +398,7 @@ class JournalView:
     # This node
 
     def node(self) -> tuple[str, int]:
-        """This node's id, and its epoch: with a write's `id`, what the write is called among all nodes."""
+        """Return this node's id, and its epoch: with a write's `id`, they name it among all nodes."""
         found = dict(self._rows.execute("SELECT name, value FROM node").fetchall())
         return found["id"], found["epoch"]
 
@@ -411,7 +408,7 @@ class JournalView:
 
 
 def as_outcome(write: Write) -> UploadOutcome | None:
-    """How an upload ended that was completed; None for what was no upload."""
+    """Return the outcome of a completed upload; None for a write that was no upload."""
     if write.upload_id is None:
         return None
     at = write.acknowledged_at
@@ -433,12 +430,11 @@ def as_last_own_write(key: ObjectKey, at: float, record: bytes) -> LastOwnWrite:
 
 
 def encoded(key: ObjectKey) -> bytes:
-    """An object's key as the tables have it: in S3's order."""
+    """Return an object's key as the tables have it: in S3's order."""
     return text(key.key)
 
 
 def decoded(key: bytes) -> str:
-    """And back."""
     return key.decode("utf-8", "surrogatepass")
 
 

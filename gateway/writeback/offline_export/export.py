@@ -1,10 +1,10 @@
-"""Everything in a buffer that the origin does not have, into a directory of plain files. Blocks.
+"""Exports everything in a buffer that the origin does not have into a directory of plain files. Blocks.
 
     DIR/manifest.jsonl      one JSON document a line (manifest.py): what lies where, and what else there was
     DIR/objects/<name>      the bytes of one object each; keys never become names
 
-Run again, it goes on: files that are there are complete. The manifest is there once all is, and is that of the last
-run. The buffer is only read.
+A second run continues: files under their final names are complete. The manifest appears at the end, and is that of the
+last run. The buffer is only read.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ _SCRATCH = ".journal-"
 _PIECE_BYTES = 1024 * 1024
 
 
-class Progress(Protocol):
-    """Who watches an export."""
+class ExportProgress(Protocol):
+    """Takes the progress of an export."""
 
     def begin(self, objects: int, size_bytes: int) -> None:
-        """So much is to come, as far as can be read."""
+        """Report the numbers of objects and bytes to come, as far as the journal can be read."""
 
     def advance(self, size_bytes: int) -> None:
-        """So many bytes more are there."""
+        """Report `size_bytes` more that are exported."""
 
     def damaged(self, name: str, reason: str) -> None:
-        """Something cannot be exported."""
+        """Report something that cannot be exported."""
 
 
 def buffer_of(directory: Path) -> Path:
-    """The buffer in a cache directory, or the directory itself where it is one."""
+    """Return the buffer in a cache directory, or the directory itself if it is a buffer."""
     inside = directory / DIRECTORY
     return inside if inside.is_dir() or not (directory / "journal").exists() else directory
 
 
-def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> Findings:
-    """Export all of it; `running` where a gateway works with the buffer: what it flushes meanwhile is left out.
+def export(buffer: Path, target: Path, progress: ExportProgress, *, running: bool) -> Findings:
+    """Export all of it; `running`: a gateway works with the buffer, and what it flushes meanwhile is left out.
 
-    StartupError for what is no buffer of this version, and for a target that holds another export; BufferUnavailable
-    when the journal cannot be read at all; OSError when the target cannot be written.
+    StartupError if this is no buffer of this version, or the target holds another export; BufferUnavailable when the
+    journal cannot be read at all; OSError when the target cannot be written.
     """
     refuse_without_journal(buffer)
     _check_format(buffer)
@@ -90,10 +90,17 @@ def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> 
 
 
 class _Export:
-    """One run."""
+    """One run of an export."""
 
     def __init__(
-        self, buffer: Path, target: Path, progress: Progress, copy: JournalCopy, manifest: BinaryIO, *, running: bool
+        self,
+        buffer: Path,
+        target: Path,
+        progress: ExportProgress,
+        copy: JournalCopy,
+        manifest: BinaryIO,
+        *,
+        running: bool,
     ) -> None:
         self._buffer = buffer
         self._staging = Staging(buffer, 0)
@@ -143,7 +150,7 @@ class _Export:
         self._write(object_line(pending, f"{OBJECTS}/{name}"))
 
     def _write_body(self, pending: Write, path: Path) -> None:
-        """BufferDamaged when the bytes are not there, or are not those that were acknowledged: then no file is."""
+        """Write no file and raise BufferDamaged when bytes are missing, or differ from the acknowledged ones."""
         _check_row(pending)
         with _whole_file(path) as file:
             for part in pending.parts:
@@ -159,7 +166,7 @@ class _Export:
 
     def _damaged(self, sequence: int, line: dict[str, Any], name: str, reason: str) -> None:
         if self._running and not self._is_pending(sequence):
-            return  # the origin has it by now, or something later took its place
+            return  # the origin has it by now, or a later write replaced it
         self._found.damaged += 1
         self._progress.damaged(name, reason)
         self._write(line)
@@ -176,7 +183,7 @@ class _Export:
 
 
 def _check_format(buffer: Path) -> None:
-    with suppress(FileNotFoundError):  # the journal says its version, too
+    with suppress(FileNotFoundError):  # the journal has its version, too
         found = (buffer / "FORMAT").read_bytes()
         if found != FORMAT:
             raise StartupError(
@@ -187,7 +194,7 @@ def _check_format(buffer: Path) -> None:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Make the target where it is not there, and keep other exports from it."""
+    """Make the target if it is missing, and keep other exports from it."""
     for path in (target, target / OBJECTS):
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -219,7 +226,7 @@ def _buffer_of(line: bytes) -> str:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, which gets its name when all of it is on the disk; none, and what was there stays, after an error."""
+    """Yield a new file, which gets its name once it is synced; after an error the old file stays."""
     new = path.with_name(f"{path.name}.part")
     new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -238,14 +245,14 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def file_name(pending: Write) -> str:
-    """The same for the same object, another for any other; nothing of the key is in it."""
+    """Return a name without anything of the key in it: the same for the same object, unlike that of any other."""
     key = pending.key
     named = "\0".join((key.bucket, key.key, pending.etag)).encode("utf-8", "surrogatepass")
     return f"{pending.sequence:012d}-{hashlib.sha256(named).hexdigest()[:16]}"
 
 
 def _check_row(pending: Write) -> None:
-    """The parts that the journal has for it are those that it was acknowledged with."""
+    """Raise BufferDamaged unless the journal's parts make the acknowledged ETag and length."""
     etags = [part.file.etag for part in pending.parts]
     etag = multipart_etag(etags) if pending.multipart else etags[0] if len(etags) == 1 else None
     size_bytes = sum(part.file.size_bytes for part in pending.parts)
@@ -254,7 +261,7 @@ def _check_row(pending: Write) -> None:
 
 
 def _pieces(staging: Staging, file: StagedFile) -> Iterator[memoryview]:
-    """A staged file's bytes; BufferDamaged at the first that cannot be read, or is not what was acknowledged."""
+    """Yield a staged file's bytes; BufferDamaged at the first that is unreadable, or not the acknowledged one."""
     md5 = hashlib.md5(usedforsecurity=False)
     try:
         with staging.open(file) as opened:

@@ -1,7 +1,7 @@
-"""The journal of a buffer, read from a copy: nothing is written where it lies, which may be a read-only mount.
+"""The journal of a buffer, read from a copy: nothing is written to its directory, which may be a read-only mount.
 
-With no gateway at work the files are copied, the log with them, and SQLite puts the copy together. With one at work
-SQLite's own backup makes a copy that is of one moment.
+Of a stopped gateway the files are copied, the log with them, and SQLite recovers the copy. Of a running one SQLite's
+backup makes a consistent copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Nowhere:
 
 
 class JournalCopy:
-    """A copy of a buffer's journal, to be read. `warnings` say what of the journal cannot be believed."""
+    """A copy of a buffer's journal, to read. `warnings` name the parts that are unreliable."""
 
     def __init__(self, connection: sqlite3.Connection, warnings: list[str]) -> None:
         self._connection = connection
@@ -44,7 +44,7 @@ class JournalCopy:
 
     @classmethod
     def of_stopped(cls, buffer: Path, scratch: Path) -> JournalCopy:
-        """Of a buffer that no process writes to; `scratch` is an empty directory.
+        """Copy the journal of a buffer that no process writes to; `scratch` is an empty directory.
 
         OSError; BufferUnavailable, also for a journal of another version.
         """
@@ -93,7 +93,7 @@ class JournalCopy:
         self._connection.close()
 
     def totals(self) -> tuple[int, int]:
-        """How many objects and bytes are about to come, as far as can be read."""
+        """Return the numbers of objects and bytes that `objects` will yield, as far as can be read."""
         objects = size_bytes = 0
         for one in self.objects(with_parts=False):
             if isinstance(one, Write) and not one.deleted:
@@ -102,9 +102,9 @@ class JournalCopy:
         return objects, size_bytes
 
     def objects(self, *, with_parts: bool = True) -> Iterator[Write | Unreadable]:
-        """What is pending in the order of its acknowledgement, and in its place what cannot be read.
+        """Yield pending writes in the order of acknowledgement, with an `Unreadable` in place of each damaged one.
 
-        Where pages of the journal are damaged, what lies behind them comes last, in the opposite order.
+        If pages of the journal are damaged, the writes behind them come last, in reverse order.
         """
         last = 0
         try:
@@ -116,7 +116,7 @@ class JournalCopy:
             yield from self._from_the_end(last, with_parts)
 
     def uploads(self) -> Iterator[tuple[Write, int, int]]:
-        """Uploads that are open, their number of parts, and these parts' bytes."""
+        """Yield open uploads with the number of their parts, and these parts' bytes."""
         try:
             found = (
                 "SELECT id, record FROM writes WHERE upload_id IS NOT NULL AND pending = 0 AND state < 3 ORDER BY key"
@@ -129,7 +129,7 @@ class JournalCopy:
             self._warn(error)
 
     def knows_file(self, name: str) -> bool:
-        """Whether anything refers to a staged file, as far as can be read."""
+        """Return whether a readable row names a staged file."""
         try:
             return self._book.knows_file(name)
         except _UNREADABLE:
@@ -140,10 +140,10 @@ class JournalCopy:
             for row in self._rows("WHERE pending = 1 AND sequence > ? ORDER BY sequence DESC", last):
                 yield self._object(row, with_parts)
         except _UNREADABLE:
-            return  # that was told: between the two nothing can be read
+            return  # reported already: nothing between the two can be read
 
     def _rows(self, where: str, last: int) -> Iterator[_Row]:
-        """One by one: of a page of rows, one that cannot be read would take the others with it."""
+        """Yield rows one by one: in a page of rows, an unreadable one would take the others with it."""
         query = f"SELECT id, sequence, bucket, key, record FROM writes {where}"  # noqa: S608
         yield from self._connection.execute(query, (last,))
 
@@ -163,7 +163,7 @@ class JournalCopy:
 
 
 def refuse_without_journal(buffer: Path) -> None:
-    """StartupError where there is none: SQLite would make a new one, in which nothing is."""
+    """Raise StartupError without a journal: SQLite would make a new, empty one."""
     if not (buffer / JOURNAL).exists():
         raise StartupError(f"{buffer} holds no write-back journal")
     if (buffer / JOURNAL).stat().st_size == 0 and not (buffer / _LOG).exists():

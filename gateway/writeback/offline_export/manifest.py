@@ -1,4 +1,4 @@
-"""What an export found, as lines of its manifest and as figures."""
+"""The findings of an export, as lines of its manifest and as figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A row of the journal that is not what was written: its keys, as far as they can be believed, and why."""
+    """A damaged row of the journal: its keys, as far as they are credible, and the damage."""
 
     sequence: int
     key: ObjectKey
@@ -23,7 +23,7 @@ class Unreadable:
 
 @dataclass(slots=True)
 class Findings:
-    """What there was. `damaged` counts objects that could not be exported, `warnings` say what else is wrong.
+    """The findings of an export. `damaged` counts objects that could not be exported; `warnings` name other faults.
 
     `unnamed_files` are staged files that no readable row names: never acknowledged, unless the journal is damaged.
     """
@@ -38,7 +38,7 @@ class Findings:
 
     @property
     def whole(self) -> bool:
-        """Whether all that was acknowledged has been found, and is what was acknowledged."""
+        """Return whether all that was acknowledged was found undamaged."""
         return self.damaged == 0 and not self.warnings
 
     def document(self) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def tombstone_line(pending: Write) -> dict[str, Any]:
 
 
 def damaged_line(sequence: int, key: ObjectKey, reason: str, files: Sequence[str] = ()) -> dict[str, Any]:
-    """`files` are the staged files, as far as they are known, for who wants to look himself."""
+    """`files` are the staged files, as far as they are known, for inspection."""
     return _line("damaged", sequence, key) | {"reason": reason, "files": list(files)}
 
 
 def upload_line(upload: Write, parts: int, size_bytes: int) -> dict[str, Any]:
-    """An upload that was never completed: no object, and nothing of it is exported."""
+    """Describe an upload that was never completed; its parts are not exported."""
     key = upload.spec.key
     named = {"type": "upload", "upload_id": upload.upload_id, "bucket": key.bucket, "key": key.key}
     return named | {"parts": parts, "size_bytes": size_bytes}

@@ -205,7 +205,7 @@ def test_after_an_orderly_end_another_boot_believes_the_index(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content", [b"forebay blocks 7\n", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"forebay blocks 2\n", b"", b"\xff\xfe"])
 def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     """A newer or unknown format is an error that says what to do; not a byte of it is changed."""
     directory = tmp_path / "c"
@@ -215,33 +215,6 @@ def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes
     with pytest.raises(StartupError, match="block format"):
         open_directory(BlockSettings(directory, MIB, BLOCK), 0)
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
-
-
-@pytest.mark.parametrize("older", [1, 2, 3, 5])
-def test_a_directory_of_an_earlier_version_is_taken_over(tmp_path: Path, older: int) -> None:
-    """Its blocks are found by the survey and served, and the directory is of format 6 from then on."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", 2 * BLOCK)
-        await fill(tmp_path / "c", origin, version)
-        (tmp_path / "c" / "FORMAT").write_bytes(f"forebay blocks {older}\n".encode())
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await cache.rebuild_index()
-        await assert_warm(tmp_path / "c", origin, version)
-        assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 6\n"
-
-    asyncio.run(scenario())
-
-
-def test_a_directory_that_the_version_before_has_open_is_refused(tmp_path: Path) -> None:
-    """A running process of the earlier version keeps other books."""
-    settings = BlockSettings(tmp_path / "c", MIB, BLOCK)
-    older = open_directory(settings, 0)
-    (tmp_path / "c" / "FORMAT").write_bytes(b"forebay blocks 1\n")
-    with pytest.raises(StartupError, match="earlier version"):
-        open_directory(settings, 1)
-    older.close()
 
 
 def test_somebody_elses_directory_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from gateway.blocks.filling import small_block_fetch
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import Direction
-from gateway.origin.s3 import Attempt
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import S3Error
-from gateway.edge.server.request_body import SMALL_CHUNKS_MAX, BodyQueue, ChunkedDecoder
+from gateway.edge.server.body_queue import SMALL_CHUNKS_MAX, BodyQueue, ChunkedDecoder
 
 PIECES = st.lists(st.binary(min_size=1, max_size=300), max_size=12)
 EXTENSIONS = st.sampled_from([b"", b";a", b";a=b", b';a="x y"'])

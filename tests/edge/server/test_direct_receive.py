@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.request_body import (
+from gateway.edge.server.receiving import (
     BUFFER_BYTES,
     SHARE_BYTES,
     DirectReceive,

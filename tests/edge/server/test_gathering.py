@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.edge.server.request_body import (
+from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.receiving import (
     GATHERED_BYTES,
     GATHERING_SECONDS,
     QUEUED_BYTES,
     SLOW_GATHERING_SECONDS_MAX,
-    BodyQueue,
     ReceiveThreads,
     Receiving,
     readable,

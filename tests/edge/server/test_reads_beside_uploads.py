@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.request_body import THREADS_BESIDE_READS, LoopTurns, ReadRate, ReceiveThreads
+from gateway.edge.server.receiving import THREADS_BESIDE_READS, LoopTurns, ReadRate, ReceiveThreads
 from tests.support.serving import until
 
 _THREADS = 5

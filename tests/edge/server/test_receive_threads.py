@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.request_body import BUFFER_BYTES, ReadRate, ReceiveThreads
+from gateway.edge.server.receiving import BUFFER_BYTES, ReadRate, ReceiveThreads
 from tests.support.serving import until
 
 

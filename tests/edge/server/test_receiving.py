@@ -14,7 +14,7 @@ import trustme
 
 from gateway.core.errors import ClientDisconnected
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.request_body import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
+from gateway.edge.server.receiving import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
 from gateway.s3.error_codes import s3_error
 from tests.support.certificates import tls_files
 from tests.support.manual_clock import ManualClock

@@ -624,9 +624,9 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
 
     async def scenario(harness: AdminHarness) -> None:
         await harness.buffer.learn()
-        reached, go_on, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        reached, resume, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
         harness.buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Hold(never))
-        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(go_on, reached))
+        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(resume, reached))
         await harness.open_upload("a/open", "u")
         await harness.buffer.put(key("a/1"), b"x")
         harness.start()
@@ -637,7 +637,7 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
             after = (await harness.progress(prefix)).longest_attempt_seconds
             elapsed = after if after is None or before is None else after - before
             assert elapsed == pytest.approx(expected)
-        go_on.set()
+        resume.set()
         await harness.buffer.flushed()
         await harness.buffer.at_once(lambda: harness.reconciler.attempts(EVERYTHING).longest_seconds is None)
         assert (await harness.progress()).longest_attempt_seconds is None

@@ -15,8 +15,7 @@ from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.link_traffic import AnswerKind
-from gateway.origin.s3 import Attempt
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
@@ -319,7 +318,7 @@ class _Meter:
     def limiter(self, direction: Direction, slot: str) -> _Limiter:
         return self.limiters.setdefault((direction, slot), _Limiter())
 
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
 
     def answered(self, kind: AnswerKind, seconds: float) -> None: ...
 

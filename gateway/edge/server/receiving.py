@@ -1,12 +1,9 @@
-"""A request body between the connection and whoever wants it: framing taken off, strictly, pieces queued, or received
-by threads straight from the socket.
+"""The rest of a request body on its way to a sink: in batches from its queue, or by threads straight from the socket.
 
-The payload of an S3 upload may itself be aws-chunked: that is another layer, `s3.aws_chunked`.
-
-Plain HTTP with a Content-Length, and more than DIRECT_BYTES_MIN of it still to come: the transport stops reading, what
-it has read already is handed on first, then threads receive from the socket itself (`BodyDrain`). A thread is lent only
-while bytes wait: for a slow sender the event loop waits, so thousands of them hold no thread and no buffer. All other
-bodies, encrypted, chunked or small, are queued by the event loop (`BodyQueue`), and handed on in batches.
+Plain HTTP with a Content-Length, and more than DIRECT_BYTES_MIN of it still to come: the transport stops reading, bytes
+that it has read already are handed on first, then threads receive from the socket itself (`BodyDrain`). A thread is
+lent only while bytes wait: for a slow sender the event loop waits, so thousands of them hold no thread and no buffer.
+All other bodies, encrypted, chunked or small, are queued by the event loop (`BodyQueue`), and handed on in batches.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import select
 import socket
 import threading
@@ -23,219 +19,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from gateway.core.cancellation import to_its_end
-from gateway.core.errors import ClientDisconnected, S3Error
+from gateway.core.errors import ClientDisconnected
 from gateway.disk.thread_priority import prefer_event_loop
-from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
+from gateway.edge.server.cycle import RequestCycle
 from gateway.md5_lanes.streams import LANES
 from gateway.operations.context import Sink
-
-if TYPE_CHECKING:
-    from gateway.edge.server.cycle import RequestCycle
-
-MAX_LINE_BYTES = 1024
-MAX_TRAILER_BYTES = 8 * 1024
-
-CHUNK_BYTES_MIN = 256
-"""Of a chunk, on average: some clients send each of their writes, the line that begins an aws-chunk too, as one."""
-
-SMALL_CHUNKS_MAX = 1024
-"""So many chunks may have any size. What one read of the socket has brought is taken apart at once, and each costs as
-much as kilobytes do."""
-
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
-_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
-
-
-class _Expecting(Enum):
-    SIZE = auto()
-    DATA = auto()
-    DATA_END = auto()
-    TRAILER = auto()
-    NOTHING = auto()
-
-
-class ChunkedDecoder:
-    """Takes the chunks apart, however the network has cut them. Extensions and trailer fields are thrown away.
-
-    Raises S3Error (`BadRequest`) on anything but the exact grammar: a sender whose chunks are wrong is not to be
-    trusted about where its request ends.
-    """
-
-    def __init__(self) -> None:
-        self._expecting = _Expecting.SIZE
-        self._line = b""
-        self._chunk_left = 0
-        self._trailer_bytes = 0
-        self._missing_bytes = 0
-
-    @property
-    def complete(self) -> bool:
-        return self._expecting is _Expecting.NOTHING
-
-    def feed(self, data: bytes, emit: Callable[[bytes], None]) -> bytes:
-        """Hand the payload in `data` to `emit`, in order; return what lies behind the end of the body."""
-        position = 0
-        while position < len(data) and not self.complete:
-            if self._expecting is _Expecting.DATA:
-                position = self._take_data(data, position, emit)
-            else:
-                position = self._take_line(data, position)
-        return data[position:]
-
-    def _take_data(self, data: bytes, position: int, emit: Callable[[bytes], None]) -> int:
-        piece = data[position : position + self._chunk_left]
-        emit(piece)
-        position += len(piece)
-        self._chunk_left -= len(piece)
-        if not self._chunk_left:
-            self._expecting = _Expecting.DATA_END
-            if data.startswith(b"\r\n", position):  # nearly always
-                self._expecting = _Expecting.SIZE
-                return position + 2
-        return position
-
-    def _take_line(self, data: bytes, position: int) -> int:
-        end = data.find(b"\n", position, position + MAX_LINE_BYTES)
-        stop = len(data) if end < 0 else end + 1
-        self._line += data[position:stop]
-        if len(self._line) > MAX_LINE_BYTES:
-            raise bad_request("A line between the chunks of the body is too long.")
-        if end >= 0:
-            line, self._line = self._line, b""
-            self._on_line(line)
-        return stop
-
-    def _on_line(self, line: bytes) -> None:
-        if not line.endswith(b"\r\n"):
-            raise bad_request("Lines between the chunks of the body must end with CRLF.")
-        content = line[:-2]
-        if self._expecting is _Expecting.SIZE:
-            self._on_size(content)
-        elif self._expecting is _Expecting.DATA_END:
-            self._on_data_end(content)
-        else:
-            self._on_trailer(content)
-
-    def _on_size(self, content: bytes) -> None:
-        match = _SIZE_LINE.fullmatch(content)
-        if match is None:
-            raise bad_request("A chunk size of the body is not valid.")
-        self._chunk_left = int(match.group(1), 16)
-        if self._chunk_left > MAX_BODY_BYTES:
-            raise bad_request("A chunk of the body is too large.")
-        # No average over all of the body: a large chunk makes up for those before it, never for those behind it.
-        self._missing_bytes = max(0, self._missing_bytes + CHUNK_BYTES_MIN - self._chunk_left)
-        if self._missing_bytes > SMALL_CHUNKS_MAX * CHUNK_BYTES_MIN:
-            raise bad_request(f"More than {SMALL_CHUNKS_MAX} chunks are smaller than {CHUNK_BYTES_MIN} bytes.")
-        self._expecting = _Expecting.DATA if self._chunk_left else _Expecting.TRAILER
-
-    def _on_data_end(self, content: bytes) -> None:
-        if content:
-            raise bad_request("A chunk of the body is longer than its size says.")
-        self._expecting = _Expecting.SIZE
-
-    def _on_trailer(self, content: bytes) -> None:
-        self._trailer_bytes += len(content)
-        if not content:
-            self._expecting = _Expecting.NOTHING
-        elif self._trailer_bytes > MAX_TRAILER_BYTES or _TRAILER_LINE.fullmatch(content) is None:
-            raise bad_request("The trailer section of the body is not valid.")
-
-
-_PIECE_OVERHEAD_BYTES = 256
-"""What a queued piece costs beside its bytes, so that a drizzle of one-byte packets is bounded in memory too."""
-
-_WORTH_JOINING_BYTES = 64 * 1024
-
-
-class BodyQueue:
-    """The body of one request as it arrives.
-
-    `length_bytes` is the Content-Length, None for a chunked body. `failure` is set once the body can never be
-    completed: the reader raises it.
-    """
-
-    def __init__(self, length_bytes: int | None) -> None:
-        self._decoder = ChunkedDecoder() if length_bytes is None else None
-        self._left = length_bytes or 0
-        self._pieces: deque[bytes] = deque()
-        self.complete = length_bytes == 0
-        self.failure: S3Error | None = None
-        self.received_bytes = 0
-        self.queued_bytes = 0
-
-    @property
-    def left_bytes(self) -> int | None:
-        """What of the Content-Length is still to come; None for a chunked body."""
-        return self._left if self._decoder is None else None
-
-    def count(self, size_bytes: int) -> None:
-        """So much of a body with a Content-Length was received past the queue."""
-        self._left -= size_bytes
-        self.received_bytes += size_bytes
-        self.complete = not self._left
-
-    def feed(self, data: bytes) -> bytes:
-        """Take what belongs to the body; the rest, behind its end, is returned. Raises S3Error on bad chunks."""
-        if self._decoder is None:
-            return self._feed_counted(data)
-        try:
-            rest = self._decoder.feed(data, self._append)
-        except S3Error as error:
-            self.failure = error
-            raise
-        self.complete = self._decoder.complete
-        return rest
-
-    def _feed_counted(self, data: bytes) -> bytes:
-        rest = b""
-        if len(data) > self._left:
-            data, rest = data[: self._left], data[self._left :]
-        self._left -= len(data)
-        self.complete = not self._left
-        if data:
-            self._append(data)
-        return rest
-
-    def _append(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self.received_bytes += len(piece)
-        self.queued_bytes += len(piece) + _PIECE_OVERHEAD_BYTES
-
-    def __bool__(self) -> bool:
-        """Is there something to take?"""
-        return bool(self._pieces)
-
-    def take(self) -> bytes:
-        """The next bytes: a large piece as it came, or all of what is queued where the pieces are small."""
-        if self._worth_joining():
-            return self.take_all()[0]
-        piece = self._pieces.popleft()
-        self.queued_bytes -= len(piece) + _PIECE_OVERHEAD_BYTES
-        return piece
-
-    def take_all(self) -> list[bytes]:
-        """All that is queued, joined where the pieces are small."""
-        pieces = [b"".join(self._pieces)] if self._worth_joining() else list(self._pieces)
-        self.discard()
-        return pieces
-
-    def _worth_joining(self) -> bool:
-        count = len(self._pieces)
-        return count > 1 and self.queued_bytes < count * _WORTH_JOINING_BYTES
-
-    def discard(self) -> None:
-        """Throw away what is queued."""
-        self._pieces.clear()
-        self.queued_bytes = 0
-
-
-NO_BODY = BodyQueue(0)
-"""Of all requests without one: nothing is ever fed to it."""
-
 
 BUFFER_BYTES = 1024 * 1024
 """Measured: as good as 4 MiB, and better than 256 KiB (docs/decisions/0020-receiving-uploads.md)."""
@@ -253,7 +44,7 @@ def default_threads() -> int:
 
 
 THREADS_BESIDE_READS = 3
-"""How many receive where reads are answered meanwhile: each more takes the interpreter, and the processor, from those
+"""Limit of receiving threads while reads are answered: each more takes the interpreter, and the processor, from reads
 (docs/decisions/0038-reads-beside-uploads.md)."""
 
 _READS_PER_SECOND = 50.0
@@ -261,7 +52,7 @@ _READS_WINDOW_SECONDS = 0.1
 
 
 class ReadRate:
-    """Whether many GET and HEAD requests come. `begun` is counted up by whoever begins to answer one."""
+    """Detects many GET and HEAD requests. Each call that begins an answer adds 1 to `begun`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -270,7 +61,7 @@ class ReadRate:
         self.begun = 0
 
     def is_high(self) -> bool:
-        """At least 50 a second, over the last tenth of a second that was looked at, or longer where nobody looked."""
+        """Return True at 50 requests a second, over a tenth of a second or the longer time since the last call."""
         elapsed_seconds = self._clock() - self._since_seconds
         if elapsed_seconds >= _READS_WINDOW_SECONDS:
             self._is_high = self.begun - self._counted >= _READS_PER_SECOND * elapsed_seconds
@@ -327,7 +118,7 @@ class ReceiveThreads:
         """For the first step of an upload."""
 
         self.asked = 0
-        """How many have a thread or wait for one."""
+        """Number of calls that have a thread or wait for one."""
 
     def buffer(self) -> memoryview:
         """The calling thread's: used again and again, so that it costs no page faults."""
@@ -337,7 +128,7 @@ class ReceiveThreads:
         return own
 
     async def run(self, stop: Callable[[], None], work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """What `work` returns or raises; it has ended when this returns, whatever ends it.
+        """Run `work` on a thread and return or raise its result; `work` has ended when this returns, even by an error.
 
         When the caller is cancelled, `stop` is called, which should make the work end soon.
         """
@@ -355,7 +146,7 @@ class ReceiveThreads:
         return min(self._threads, THREADS_BESIDE_READS) if self.reads.is_high() else self._threads
 
     async def _turn(self) -> None:
-        """Until a thread may be taken; it is taken then."""
+        """Wait until a thread is free, and take it."""
         if not self._waiting and self._at_work < self._limit():
             self._at_work += 1
             return
@@ -366,7 +157,7 @@ class ReceiveThreads:
         except asyncio.CancelledError:
             if not turn.cancelled():
                 self._release()
-            elif turn in self._waiting:  # whoever released a thread in the meantime has taken it out
+            elif turn in self._waiting:  # unless a released thread has taken it out meanwhile
                 self._waiting.remove(turn)
             raise
 
@@ -385,7 +176,7 @@ class ReceiveThreads:
 
 
 def readable(descriptor: int) -> bool:
-    """Has the kernel bytes for us, or the end of the connection, that nobody has seen yet?"""
+    """Return True if the kernel has unread bytes, or the end of the connection."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
@@ -395,7 +186,7 @@ DIRECT_BYTES_MIN = 64 * 1024
 """Less than that comes over the event loop: it costs one read there, and here a descriptor and a thread."""
 
 SHARE_BYTES = 8 * 1024 * 1024
-"""What one turn receives before the thread goes to whoever waits for one."""
+"""Bytes that one turn receives before the thread goes to the next waiting body."""
 
 
 class ReadBatch(Enum):
@@ -440,7 +231,7 @@ class DirectReceive:
         return self._socket.fileno()
 
     def readable_from(self, size_bytes: int) -> None:
-        """So many bytes must have arrived from now on before the socket counts as readable; or its end.
+        """Let the socket count as readable when `size_bytes` more have arrived, or its end.
 
         (SO_RCVLOWAT, socket(7); the kernel makes its own buffer large enough, tcp(7).)
         """
@@ -482,26 +273,26 @@ class DirectReceive:
 
 
 RECEIVE_INTO = "forebay.receive_into"
-"""Where in the scope the application finds an async function that receives all the rest of the body into a sink."""
+"""Key in the scope of an async function that receives all the rest of the body into a sink."""
 
 GATHERED_BYTES = 1024 * 1024
-"""So much should wait in the kernel before a thread is asked for, or the rest of the body."""
+"""Bytes in the kernel, or the rest of the body, for which a thread is requested."""
 
 QUEUED_BYTES = 256 * 1024
-"""The same for what the event loop receives."""
+"""Bytes gathered when the event loop receives."""
 
 GATHERING_SECONDS = 0.02
-"""How long fewer bytes wait for more of them."""
+"""Seconds for which fewer bytes wait for more."""
 
 SLOW_GATHERING_SECONDS_MAX = 1.0
-"""The same where a sender has turned out to be slow."""
+"""Seconds for which they wait when a sender has turned out to be slow."""
 
 SLOW_BYTES = 64 * 1024
-"""Of a sender that brings less than this in the time, they wait longer the next time."""
+"""A sender that brings less in that time waits longer the next time."""
 
 
 class Gathering:
-    """How long the bytes of one body wait for more of them.
+    """The time for which bytes of one body wait for more.
 
     A turn on a thread costs the same for a packet as for a MiB, and there may be thousands of slow senders. So the time
     grows eightfold while turns bring little. Neither a fast sender nor the end of a body waits for it: GATHERED_BYTES
@@ -541,7 +332,7 @@ class Receiving:
         self._gathering = Gathering()
 
     async def receive_into(self, sink: Sink) -> None:
-        """Hand the rest of the body to `sink`, as `RequestBody.receive` says, and with its errors."""
+        """Hand the rest of the body to `sink`, as `ClientBody.receive` says, and with its errors."""
         self._cycle.send_continue()
         wire, left_bytes = self._wire, self._cycle.request_body.left_bytes
         if wire is None or left_bytes is None or left_bytes <= DIRECT_BYTES_MIN:
