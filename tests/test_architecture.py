@@ -36,7 +36,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "edge": BASE | {"operations", "policy", "origin"},
     "app": BASE | STORES | {"config", "edge", "jobs", "operations", "policy", "origin"},
     "admin": BASE | {"", "api", "config", "jobs", "policy", "origin"},
-    "serve": BASE | {"", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
+    "serve": BASE | {"", "api", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": BASE | {"", "api", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},
     "doctor": BASE | {"", "api", "config", "app", "serve", "admin", "origin", "policy"},

@@ -160,7 +160,7 @@ class StatusApi:
         cache, figures = settings.cache, _figures_by_slot(reading, settings)
         origin, others = await self.findings()
         return to.Status(
-            gateway=state.document() if state else None,
+            gateway=state.status() if state else None,
             origin=to.MainOrigin(
                 endpoint_url=settings.origin.endpoint_url,
                 region=settings.origin.region,

@@ -325,17 +325,20 @@ class OpenUploads(Document):
     next: Next = Field(None)
 
 
-class FlushProgress(Sums):
-    """What is left of what was pending when the flush was asked for."""
+class FlushSums(Sums):
+    bytes_sent: int
+    stuck: int = Field(description="conflicts, damaged objects, and what waits behind these")
+    held_up: int = Field(description="what is stuck, what fails, and what waits behind these")
+
+
+class FlushProgress(FlushSums):
+    """the rest of what was pending when the flush was asked for"""
 
     prefix: Annotated[str, WithJsonSchema(PREFIX)]
     is_name: bool = Field(description="it is about the object of that name, and all under it as under a directory")
     awaiting_files: int = Field(description="manifests whose files are not all at the origin")
     files_missing: int = Field(description="of these")
     through: int = Field(description="what was acknowledged later does not count")
-    bytes_sent: int
-    stuck: int = Field(description="conflicts, damaged objects, and what waits behind these")
-    held_up: int = Field(description="what is stuck, what fails, and what waits behind these")
     longest_attempt_seconds: float | None = Field(
         description="since the first of the attempts began that are under way; null: none is"
     )

@@ -13,7 +13,7 @@ import orjson
 from gateway.api import documents as to
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
-from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
+from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
@@ -86,37 +86,19 @@ _SUMS = (
 
 
 def summary_document(
-    slots: Mapping[str, SlotStats],
-    buffers: Mapping[str, int],
+    slots: list[to.PendingSlot],
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
 ) -> to.Writeback:
-    """Return the figures of slots that write back or hold something here, their sums, and the buckets' capabilities.
-
-    `buffers` maps slots that write back to buffer sizes. `journal_problem` is why the journal cannot record flushes.
-    """
-    names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
-    documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
-    oldest = [one.oldest_acknowledged_at for one in documents if one.oldest_acknowledged_at is not None]
+    """Return the sums of slots, and the buckets' capabilities. `journal_problem` is why the journal cannot record
+    flushes."""
+    oldest = [one.oldest_acknowledged_at for one in slots if one.oldest_acknowledged_at is not None]
     return to.Writeback(
-        **{name: sum(getattr(one, name) for one in documents) for name in _SUMS},
+        **{name: sum(getattr(one, name) for one in slots) for name in _SUMS},
         oldest_acknowledged_at=min(oldest, default=None),
         journal_problem=journal_problem,
-        slots=documents,
+        slots=slots,
         buckets=[_bucket_document(*one) for one in buckets],
-    )
-
-
-def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> to.PendingSlot:
-    return to.PendingSlot(
-        slot=name,
-        buffer_bytes=buffer_bytes,
-        staged_bytes=stats.staged_bytes,
-        local_objects=stats.local_objects,
-        local_bytes=stats.local_bytes,
-        **_stats(stats.pending, stats.uploads),
-        oldest_upload_touched_at=stats.uploads.touched.at if stats.uploads.touched is not None else None,
-        reason=stats.reason,
     )
 
 
@@ -133,7 +115,7 @@ def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> to.Bucket
 def flush_document(
     prefix: Prefix,
     through: int,
-    stats: FlushStats,
+    sums: to.FlushSums,
     problems: Sequence[PendingRow],
     attempts: Attempts,
     awaiting: Mapping[int, int],
@@ -146,31 +128,12 @@ def flush_document(
         awaiting_files=len(awaiting),
         files_missing=sum(awaiting.values()),
         through=through,
-        **_stats(stats.pending, stats.uploads),
-        local_objects=stats.local_objects,
-        bytes_sent=stats.sent_bytes,
-        stuck=stats.stuck,
-        held_up=stats.held_up,
+        **dict(sums),
         longest_attempt_seconds=attempts.longest_seconds,
         origin_away=attempts.is_away,
         journal_problem=journal_problem,
         problems=[object_document(one) for one in problems],
     )
-
-
-def _stats(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
-    """Return the fields of `Sums`, except for `local_objects`."""
-    return {
-        "objects": pending.objects,
-        "bytes": pending.size_bytes,
-        "oldest_acknowledged_at": pending.oldest_at,
-        "conflicts": pending.conflicts,
-        "damaged": pending.damaged,
-        "failing": pending.failing,
-        "waiting_for_bucket": pending.waiting,
-        "open_uploads": uploads.uploads,
-        "open_upload_bytes": uploads.size_bytes,
-    }
 
 
 def to_token(*place: str | int) -> str:

@@ -24,7 +24,7 @@ from gateway.writeback.admin.documents import (
     versions_document,
 )
 from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
-from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
+from gateway.writeback.admin.queries import PendingQueries, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -66,8 +66,11 @@ class WritebackAdmin:
         """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
-            slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.all_capabilities())
-            self._summary = now, summary_document(slots, self._buffers, buckets, self._journal.problem)
+            slots, buckets = (
+                await self._queries.slots(self._buffers),
+                self._journal.read(lambda tx: tx.all_capabilities()),
+            )
+            self._summary = now, summary_document(slots, buckets, self._journal.problem)
         return self._summary[1]
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
@@ -200,7 +203,7 @@ class NoWriteback:
     """The actions without a buffer: nothing is pending."""
 
     async def summary(self) -> to.Writeback:
-        return summary_document({}, {}, [])
+        return summary_document([], [])
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         return to.PendingObjects(objects=[], next=None)
@@ -218,7 +221,8 @@ class NoWriteback:
         return await self.progress(prefix, 0)
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
-        return flush_document(prefix, through, FlushStats(), [], Attempts(), {})
+        nothing = dict.fromkeys(to.FlushSums.model_fields, 0) | {"oldest_acknowledged_at": None}
+        return flush_document(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {})
 
     async def versions(self, key: ObjectKey) -> to.Versions:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
