@@ -35,7 +35,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "jobs": BASE | STORES | {"api", "origin", "policy"},
     "edge": BASE | {"operations", "policy", "origin"},
     "app": BASE | STORES | {"config", "edge", "jobs", "operations", "policy", "origin"},
-    "admin": BASE | {"", "api", "config", "jobs", "policy", "origin"},
+    "admin": BASE | {"", "api", "config", "jobs", "policy", "origin", "writeback"},
     "serve": BASE | {"", "api", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": BASE | {"", "api", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -10,12 +10,12 @@ from gateway.admin.responses import Refused
 from gateway.api import documents as to
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
-from gateway.policy.slots import Prefix
 from gateway.s3.events import ObjectEvent
 
 if TYPE_CHECKING:
     from gateway.jobs.runner import Jobs
     from gateway.jobs.snapshot_service import SnapshotService
+    from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 
 T = TypeVar("T")
 
@@ -46,30 +46,6 @@ class Scrubs(Protocol):
     def progress(self) -> object | None: ...
 
 
-class WritebackBackend(Protocol):
-    """`writeback.admin.WritebackAdmin`. ValueError for a token or decision that is none."""
-
-    async def summary(self) -> to.Writeback: ...
-
-    async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects: ...
-
-    async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects: ...
-
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads: ...
-
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints: ...
-
-    async def flush(self, prefix: Prefix) -> to.FlushProgress: ...
-
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress: ...
-
-    async def versions(self, key: ObjectKey) -> to.Versions: ...
-
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved: ...
-
-    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted: ...
-
-
 @dataclass(slots=True)
 class Backends:
     """A part is None while the cache directory is not open."""
@@ -79,7 +55,7 @@ class Backends:
     snapshots: SnapshotService | None = None
     explainer: Explains | None = None
     indexes: Indexes | None = None
-    writeback: WritebackBackend | None = None
+    writeback: WritebackAdmin | NoWriteback | None = None
     scrubber: Scrubs | None = None
 
     def take_back(self) -> None:

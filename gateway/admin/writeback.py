@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -24,6 +24,9 @@ from gateway.api import documents as to
 from gateway.api.documents import CHECKPOINT_STATES, PREFIX
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+
+if TYPE_CHECKING:
+    from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 
 PAGE = 100
 PAGE_MAX = 1000
@@ -70,9 +73,13 @@ class WritebackApi:
     def __init__(self, lent: Backends) -> None:
         self._lent = lent
 
+    @property
+    def _backend(self) -> WritebackAdmin | NoWriteback:
+        return self._lent.writeback or opened(None)
+
     @operation("GET /api/v1/writeback", "What only this node has, slot by slot.", to.Writeback, _ASKED)
     async def show(self, _request: Request) -> to.Writeback:
-        return await opened(self._lent.writeback).summary()
+        return await self._backend.summary()
 
     @operation(
         "GET /api/v1/writeback/objects",
@@ -82,13 +89,13 @@ class WritebackApi:
         parameters=[*_PAGE, flag_of("problems", "true: only what does not get to the origin, the oldest first")],
     )
     async def objects(self, request: Request) -> to.PendingObjects:
-        backend = opened(self._lent.writeback)
+        backend = self._backend
         page = backend.problems if flag(request, "problems") else backend.objects
         return await page(*_page(request))
 
     @operation("GET /api/v1/writeback/uploads", "Open uploads.", to.OpenUploads, _ASKED, parameters=_PAGE)
     async def uploads(self, request: Request) -> to.OpenUploads:
-        return await opened(self._lent.writeback).uploads(*_page(request))
+        return await self._backend.uploads(*_page(request))
 
     @operation(
         "GET /api/v1/checkpoints",
@@ -99,7 +106,7 @@ class WritebackApi:
     )
     async def checkpoints(self, request: Request) -> to.Checkpoints:
         states = [state for state in request.query_params.get("state", "").split(",") if state]
-        return await opened(self._lent.writeback).checkpoints(*_page(request), states)
+        return await self._backend.checkpoints(*_page(request), states)
 
     @operation(
         "POST /api/v1/flush",
@@ -110,7 +117,7 @@ class WritebackApi:
         body=body(prefix=PREFIX),
     )
     async def flush(self, request: Request) -> to.FlushProgress:
-        backend = opened(self._lent.writeback)
+        backend = self._backend
         return await backend.flush(Prefix.parse(_text(await _posted(request), "prefix")))
 
     @operation(
@@ -121,7 +128,7 @@ class WritebackApi:
         parameters=[_UNDER, _THROUGH, flag_of("is_name", "true: as POST has answered it")],
     )
     async def progress(self, request: Request) -> to.FlushProgress:
-        backend, through = opened(self._lent.writeback), request.query_params.get("through", "")
+        backend, through = self._backend, request.query_params.get("through", "")
         if not through.isdecimal() or len(through) > 18:
             raise ValueError("through must be the number that POST has answered")
         is_name = flag(request, "is_name")
@@ -135,11 +142,11 @@ class WritebackApi:
         parameters=OF_OBJECT,
     )
     async def versions(self, request: Request) -> to.Versions:
-        return await opened(self._lent.writeback).versions(_key(request.query_params.get("object", "")))
+        return await self._backend.versions(_key(request.query_params.get("object", "")))
 
     @operation("POST /api/v1/writeback/resolve", "Decide about an object.", to.Resolved, _DECIDED, body=_DECISION)
     async def resolve(self, request: Request) -> to.Resolved:
-        backend, document = opened(self._lent.writeback), await _posted(request)
+        backend, document = self._backend, await _posted(request)
         sequence = document.get("sequence")
         if sequence is not None and type(sequence) is not int:  # True is an int, too
             raise ValueError("sequence must be the object's number, as it is listed")
@@ -153,7 +160,7 @@ class WritebackApi:
         body=body(upload_ids=_UPLOAD_IDS),
     )
     async def abort(self, request: Request) -> to.Aborted:
-        backend, document = opened(self._lent.writeback), await _posted(request)
+        backend, document = self._backend, await _posted(request)
         upload_ids = document.get("upload_ids")
         if not isinstance(upload_ids, list) or not all(isinstance(one, str) for one in upload_ids):
             raise ValueError("the document must say upload_ids, as a list of strings")

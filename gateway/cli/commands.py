@@ -13,7 +13,6 @@ import typer
 
 from gateway import __version__
 from gateway.cli import jobs, snapshots, writeback
-from gateway.cli.callers import callers
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
     LOOK,
@@ -33,11 +32,9 @@ from gateway.cli.common import (
     report_problems,
 )
 from gateway.cli.doctor import doctor
-from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.init import init
-from gateway.cli.requests import requests
-from gateway.cli.slots import slots
+from gateway.cli.looks import callers, explain, requests, slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings

@@ -21,7 +21,7 @@ from rich.text import Text
 from gateway.admin.formatting import counted, origin_text, size_text, waiting_text, wrong_with
 from gateway.admin.troubles import DISK_STATES
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
-from gateway.cli.requests import seconds_text
+from gateway.cli.looks import seconds_text
 from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import orjson
 import typer
@@ -28,6 +28,8 @@ from gateway.cli.tables import NOTHING, Column, Row, print_table
 if TYPE_CHECKING:
     from gateway.admin.client import AdminClient
     from gateway.api import documents as to
+
+    Entry = TypeVar("Entry", to.PendingObject, to.OpenUpload)
 
 app = typer.Typer(
     name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
@@ -94,61 +96,48 @@ def list_(
     _check(prefix)
     client = admin_client(admin_url, config)
     if uploads:
-        _list_uploads(client, prefix, limit, json=json)
+        _list(client.open_uploads(prefix), limit, "open upload", _UPLOADS, _upload_row, json=json)
     else:
         _list_objects(client, prefix, limit, problems=problems, json=json)
 
 
 def _list_objects(client: AdminClient, prefix: str, limit: int, *, problems: bool, json: bool) -> None:
-    found = client.pending_objects(prefix, problems=problems)
-    count = size_bytes = undecided = 0
+    undecided = 0
 
-    def counting() -> Iterator[to.PendingObject]:
-        nonlocal count, size_bytes, undecided
-        for one in islice(found, limit or None):
-            count, size_bytes = count + 1, size_bytes + one.bytes
-            undecided += one.state in _TO_BE_DECIDED
-            yield one
+    def row(one: to.PendingObject) -> Row:
+        nonlocal undecided
+        undecided += one.state in _TO_BE_DECIDED
+        return _object_row(one)
 
+    _list(client.pending_objects(prefix, problems=problems), limit, "object", _OBJECTS, row, json=json)
     if json:
-        _print_lines(counting())
-    else:
-        print_table(_OBJECTS, (_object_row(one) for one in counting()))
-        typer.echo(f"{counted(count, 'object')}, {size_text(size_bytes)}", err=True)
-        if undecided:
-            typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
-    _tell_more(found)
-    if not json:
-        left = client.flush_progress(prefix, 0)
-        if left.open_uploads:
-            typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
+        return
+    if undecided:
+        typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
+    left = client.flush_progress(prefix, 0)
+    if left.open_uploads:
+        typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
 
 
-def _list_uploads(client: AdminClient, prefix: str, limit: int, *, json: bool) -> None:
-    found = client.open_uploads(prefix)
+def _list(
+    found: Iterator[Entry], limit: int, noun: str, columns: Sequence[Column], row: Callable[[Entry], Row], *, json: bool
+) -> None:
+    """Print the first of them as they come, then their sum, and whether there are more."""
     count = size_bytes = 0
 
-    def counting() -> Iterator[to.OpenUpload]:
+    def counting() -> Iterator[Entry]:
         nonlocal count, size_bytes
         for one in islice(found, limit or None):
             count, size_bytes = count + 1, size_bytes + one.bytes
             yield one
 
     if json:
-        _print_lines(counting())
+        for one in counting():
+            sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
     else:
-        print_table(_UPLOADS, (_upload_row(one) for one in counting()))
-        typer.echo(f"{counted(count, 'open upload')}, {size_text(size_bytes)}", err=True)
-    _tell_more(found)
-
-
-def _print_lines(found: Iterator[to.PendingObject] | Iterator[to.OpenUpload]) -> None:
-    for one in found:
-        sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
-
-
-def _tell_more(rest: Iterator[object]) -> None:
-    if next(rest, None) is not None:
+        print_table(columns, map(row, counting()))
+        typer.echo(f"{counted(count, noun)}, {size_text(size_bytes)}", err=True)
+    if next(found, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
 

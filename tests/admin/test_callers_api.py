@@ -15,7 +15,7 @@ from gateway.admin.app import describe
 from gateway.admin.callers import CallersApi
 from gateway.api.documents import CallerRates, Callers
 from gateway.cli import app
-from gateway.cli import callers as shown
+from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metric_reading import MetricReading

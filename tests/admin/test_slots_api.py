@@ -18,7 +18,7 @@ from gateway.admin.backends import Backends
 from gateway.admin.slots import SlotsApi
 from gateway.api.documents import OriginRequests, Slots
 from gateway.cli import app
-from gateway.cli import slots as shown
+from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
 from tests.support.settings import load

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import Backends, WritebackBackend
+from gateway.admin.backends import Backends
 from gateway.admin.state import StateHolder
 from gateway.api.documents import PendingObjects, Resolved, Writeback
 from gateway.config import OriginSettings, Settings
@@ -21,7 +21,7 @@ from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecide
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoints import STATES
-from gateway.writeback.admin.writeback_admin import NoWriteback
+from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.order import with_order
 from tests.support.admin_documents import filled
 from tests.support.writeback import key, pending
@@ -31,16 +31,15 @@ CHECKPOINTS = "/api/v1/checkpoints"
 OBJECTS, VERSIONS, RESOLVE, ABORT = (
     f"/api/v1/writeback/{name}" for name in ("objects", "versions", "resolve", "abort")
 )
+Admin: TypeAlias = WritebackAdmin | NoWriteback
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
-def play(tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, *, host: str = "127.0.0.1:9001") -> None:
+def play(tmp_path: Path, scenario: Scenario, admin: Admin | None, *, host: str = "127.0.0.1:9001") -> None:
     asyncio.run(_play(tmp_path, scenario, admin, host))
 
 
-async def _play(
-    tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, host: str = "127.0.0.1:9001"
-) -> None:
+async def _play(tmp_path: Path, scenario: Scenario, admin: Admin | None, host: str = "127.0.0.1:9001") -> None:
     settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
     app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Backends(writeback=admin))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
