@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -32,23 +31,26 @@ _NEARLY = 0.98
 """A bound of which so much is used binds: evictions and fills keep it from being used to the last byte."""
 
 Direction = Literal["read", "write"]
-_Counts = Mapping[tuple[str, ...], float]
 
 
-@dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the counters of all processes stand at, and what was found of the link."""
+    """The counters of all processes at one time."""
 
-    at: float
-    moved: _Counts
-    waited: _Counts
-    throttled: _Counts
-    """Seconds for which requests to the origin were held back, and what has become of them, by slot."""
-    found: _Counts
-    delay: _Counts
+    def __init__(self, reading: MetricReading) -> None:
+        self.at = monotonic()
+        [self.moved] = by_labels(reading, ("direction", "slot"), metrics.ORIGIN_BYTES)
+        [self.waited] = by_labels(reading, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
+        self.misses = dict[str, dict[str, int]]()
+        for (slot, reason), count in by_labels(reading, ("slot", "reason"), metrics.MISSES)[0].items():
+            self.misses.setdefault(slot, {})[reason] = int(count)
+        self.capacity, self.delay = by_labels(reading, ("direction",), metrics.LINK_CAPACITY, metrics.LINK_DELAY)
+        self._of_slots = dict(zip(_OF_SLOT, by_labels(reading, ("slot",), *_OF_SLOT.values()), strict=True))
+
+    def of_slot(self, name: str, slot: str) -> float:
+        return self._of_slots[name].get((slot,), 0.0)
 
     def since(self, before: _Sample, direction: Direction, slot: str) -> float:
-        """Bytes per second to or from the origin."""
+        """Return the bytes per second from or to the origin."""
         key = direction, slot
         return max(0.0, self.moved.get(key, 0.0) - before.moved.get(key, 0.0)) / max(1e-3, self.at - before.at)
 
@@ -57,24 +59,21 @@ class _Sample:
         return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
 
 
-def _sample(read: Path | MetricReading) -> _Sample:
-    read = read if isinstance(read, MetricReading) else MetricReading(read)
-    [moved] = by_labels(read, ("direction", "slot"), metrics.ORIGIN_BYTES)
-    [waited] = by_labels(read, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
-    counted = by_labels(read, ("slot",), *_THROTTLING.values())
-    throttled: _Counts = {
-        (name, slot): n for name, one in zip(_THROTTLING, counted, strict=True) for (slot,), n in one.items()
-    }
-    found, delay = by_labels(read, ("direction",), metrics.LINK_CAPACITY, metrics.LINK_DELAY)
-    return _Sample(monotonic(), moved, waited, throttled, found, delay)
-
-
-_THROTTLING = {
+_OF_SLOT = {
+    "used": metrics.CACHE_USAGE_BYTES,
+    "reserved": metrics.CACHE_RESERVED_BYTES,
+    "pinned": metrics.CACHE_PINNED_BYTES,
+    "hit": metrics.CACHE_HIT_BYTES,
+    "miss": metrics.CACHE_MISS_BYTES,
     "throttled": metrics.ORIGIN_THROTTLED,
     "waited_seconds": metrics.ORIGIN_THROTTLE_WAIT_SECONDS,
     "in_vain": metrics.ORIGIN_THROTTLED_IN_VAIN,
     "slow_down": metrics.ORIGIN_SLOW_DOWN,
 }
+
+
+def _sample(directory: Path) -> _Sample:
+    return _Sample(MetricReading(directory))
 
 
 _SET = {202: "It is set; a process that is stopped keeps to it when it goes on."}
@@ -85,7 +84,7 @@ _CHANGE = {
     "the origin does not have yet.",
     503: "The supervisor has not answered, or too many changes are under way.",
 }
-_OF_SLOT = (parameter("path", "name", TEXT, required=True),)
+_NAMED = (parameter("path", "name", TEXT, required=True),)
 _SLOT = body(prefix=PREFIX_OF_BUCKET)
 _SLOT["application/json"]["description"] = "the keys of [[slots]], with the values that they have in the file"
 
@@ -105,7 +104,7 @@ class SlotsApi:
         "Set a slot beside those of the configuration, while the gateway runs.",
         to.SlotChanged,
         {**_CHANGE, 400: "The body is no slot."},
-        parameters=_OF_SLOT,
+        parameters=_NAMED,
         body=_SLOT,
         also=_SET,
     )
@@ -125,7 +124,7 @@ class SlotsApi:
         "Remove a slot that was set here.",
         to.SlotChanged,
         _CHANGE,
-        parameters=_OF_SLOT,
+        parameters=_NAMED,
         also=_SET,
     )
     async def delete(self, request: Request) -> Response:
@@ -161,176 +160,127 @@ class SlotsApi:
         before = await asyncio.to_thread(_sample, self._directory)
         await asyncio.sleep(RATE_SECONDS)
         now = await asyncio.to_thread(_sample, self._directory)
-        held = await asyncio.to_thread(_held, self._directory)
-        return self._documents(held, await self._lent.pending(), before, now)
+        return self._documents(await self._lent.pending(), before, now)
 
     def since_last(self, reading: MetricReading, summary: to.Writeback | None) -> to.Slots:
-        """The same at once: rates are those since it was called last. `summary`: of what is unflushed."""
-        now = _sample(reading)
+        """Return the slots at once, with rates since the last call. `summary` says what is unflushed."""
+        now = _Sample(reading)
         before, self._last = self._last or now, now
-        return self._documents(_held(reading), summary, before, now)
+        return self._documents(summary, before, now)
 
-    def _documents(
-        self, held: Mapping[str, Mapping[str, float]], summary: to.Writeback | None, before: _Sample, now: _Sample
-    ) -> to.Slots:
+    def _documents(self, summary: to.Writeback | None, before: _Sample, now: _Sample) -> to.Slots:
         pending = {one.slot: one for one in summary.slots} if summary is not None else {}
         settings = self._live.now
-        names = [slot.name for slot in settings.slots] + [DEFAULT_SLOT.name]
-        configured: Mapping[str, SlotSettings] = {slot.name: slot for slot in settings.slots}
-        links = {direction: self._link(direction, names, configured, before, now) for direction in _DIRECTIONS}
+        slots, origin = [*settings.slots, _DEFAULT], settings.origin
+        capacities = {"read": origin.read_bandwidth_bytes_per_second, "write": origin.write_bandwidth_bytes_per_second}
+        links = {direction: _Link(direction, capacities[direction], slots, before, now) for direction in _DIRECTIONS}
         return to.Slots(
             link=to.Links(read=links["read"].document(), write=links["write"].document()),
-            slots=[
-                _document(name, configured.get(name), held, pending.get(name), links, before, now) for name in names
-            ],
+            slots=[_document(slot, pending.get(slot.name), links, before, now) for slot in slots],
         )
 
-    def _link(
-        self,
-        direction: Direction,
-        names: Iterable[str],
-        configured: Mapping[str, SlotSettings],
-        before: _Sample,
-        now: _Sample,
-    ) -> _Link:
-        origin = self._live.now.origin
-        configured_capacity = origin.read_bandwidth_bytes_per_second
-        if direction == "write":
-            configured_capacity = origin.write_bandwidth_bytes_per_second
-        found = configured_capacity == "auto"
-        capacity: float | None = configured_capacity if configured_capacity != "auto" else now.found.get((direction,))
-        moving = {name: now.since(before, direction, name) for name in names}
-        weights = {name: configured[name].weight if name in configured else 1 for name in moving}
-        active = sum(weight for name, weight in weights.items() if moving[name])
-        delay = now.delay.get((direction,), 0.0) if found else None
-        return _Link(capacity or None, found, delay, sum(moving.values()), moving, weights, active)
 
-
+_DEFAULT = SlotSettings(name=DEFAULT_SLOT.name, prefix="s3://")
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
-@dataclass(frozen=True, slots=True)
 class _Link:
-    """One direction; `active_weight` is that of the slots that move something. `is_found`: what it bears is found out,
-    and `delay_seconds` how late answers are."""
+    """One direction of the link to the origin."""
 
-    bytes_per_second_max: float | None
-    is_found: bool
-    delay_seconds: float | None
-    bytes_per_second: float
-    moving: Mapping[str, float]
-    weights: Mapping[str, int]
-    active_weight: int
+    def __init__(
+        self,
+        direction: Direction,
+        capacity: float | str | None,
+        slots: list[SlotSettings],
+        before: _Sample,
+        now: _Sample,
+    ) -> None:
+        self._is_found = capacity == "auto"
+        known = now.capacity.get((direction,)) if isinstance(capacity, str) else capacity
+        self._capacity = known or None
+        self._delay_seconds = now.delay.get((direction,), 0.0) if self._is_found else None
+        self.moving = {slot.name: now.since(before, direction, slot.name) for slot in slots}
+        self._weights = {slot.name: slot.weight for slot in slots}
+        self._active_weight = sum(slot.weight for slot in slots if self.moving[slot.name])
 
     def document(self) -> to.Link:
-        capacity = self.bytes_per_second_max
         return to.Link(
-            capacity=None if capacity is None else round(capacity),
-            capacity_found=self.is_found,
-            delay_seconds=self.delay_seconds,
-            bytes_per_second=round(self.bytes_per_second),
+            capacity=None if self._capacity is None else round(self._capacity),
+            capacity_found=self._is_found,
+            delay_seconds=self._delay_seconds,
+            bytes_per_second=round(sum(self.moving.values())),
         )
 
-    def share(self, slot: str) -> float | None:
-        """What it has by its weight, if all that move something now wanted all they could get."""
-        if self.bytes_per_second_max is None:
+    def share(self, slot: str) -> int | None:
+        """Return the rate by a slot's weight, if all slots that move something now wanted all they could get."""
+        if self._capacity is None:
             return None
-        more = 0 if self.moving[slot] else self.weights[slot]
-        return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
-
-
-def _held(read: Path | MetricReading) -> dict[str, dict[str, float]]:
-    read = read if isinstance(read, MetricReading) else MetricReading(read)
-    of_slot = {
-        "used": metrics.CACHE_USAGE_BYTES,
-        "reserved": metrics.CACHE_RESERVED_BYTES,
-        "pinned": metrics.CACHE_PINNED_BYTES,
-        "hit": metrics.CACHE_HIT_BYTES,
-        "miss": metrics.CACHE_MISS_BYTES,
-    }
-    found = by_labels(read, ("slot",), *of_slot.values())
-    held: dict[str, dict[str, float]] = {}
-    for name, values in zip(of_slot, found, strict=True):
-        for (slot,), value in values.items():
-            held.setdefault(slot, {})[name] = value
-    [missed] = by_labels(read, ("slot", "reason"), metrics.MISSES)
-    for (slot, reason), value in missed.items():
-        held.setdefault(slot, {})[f"missed {reason}"] = value
-    return held
+        more = 0 if self.moving[slot] else self._weights[slot]
+        return round(self._capacity * self._weights[slot] / (self._active_weight + more))
 
 
 def _document(
-    name: str,
-    slot: SlotSettings | None,
-    held: Mapping[str, Mapping[str, float]],
+    slot: SlotSettings,
     pending: to.PendingSlot | None,
     links: Mapping[Direction, _Link],
     before: _Sample,
     now: _Sample,
 ) -> to.Slot:
-    counts = held.get(name, {})
-    used, reserved = int(counts.get("used", 0)), int(counts.get("reserved", 0))
-    guaranteed = (slot.capacity_bytes if slot is not None else None) or 0
-    limit = slot.capacity_limit_bytes if slot is not None else None
-    given = counts.get("hit", 0.0) + counts.get("miss", 0.0)
-    moved = {one: _moved(name, slot, one, links[one], before, now) for one in _DIRECTIONS}
+    name, limit, guaranteed = slot.name, slot.capacity_limit_bytes, slot.capacity_bytes or 0
+    counts = {key: now.of_slot(key, name) for key in _OF_SLOT}
+    used, reserved = int(counts["used"]), int(counts["reserved"])
+    given = counts["hit"] + counts["miss"]
+    moved = {one: _moved(slot, one, links[one], before, now) for one in _DIRECTIONS}
     binds = [f"{one}-{moved[one].bound_by}" for one in _DIRECTIONS if moved[one].bound_by is not None]
     if limit is not None and used + reserved >= _NEARLY * limit:
         binds.append("capacity-limit")
     if pending is not None and pending.buffer_bytes and pending.staged_bytes >= _NEARLY * pending.buffer_bytes:
         binds.append("buffer")
-    throttled = {key: now.throttled.get((key, name), 0.0) for key in _THROTTLING}
-    if any(throttled[key] > before.throttled.get((key, name), 0.0) for key in ("throttled", "in_vain")):
+    if any(counts[key] > before.of_slot(key, name) for key in ("throttled", "in_vain")):
         binds.append("request-rate")
-    shown = slot if slot is not None else DEFAULT_SLOT
     return to.Slot(
         name=name,
-        prefix=slot.prefix if slot is not None else "s3://",
-        mode=shown.mode,
-        consistency=slot.consistency_in_force if slot is not None else DEFAULT_SLOT.consistency,
-        write=shown.write,
-        authorization=shown.authorization,
-        weight=slot.weight if slot is not None else 1,
+        prefix=slot.prefix,
+        mode=slot.mode,
+        consistency=slot.consistency_in_force,
+        write=slot.write,
+        authorization=slot.authorization,
+        weight=slot.weight,
         capacity=to.SlotCapacity(
             guaranteed_bytes=guaranteed,
             limit_bytes=limit,
             used_bytes=used,
             reserved_bytes=reserved,
-            pinned_bytes=int(counts.get("pinned", 0)),
+            pinned_bytes=int(counts["pinned"]),
             borrowed_bytes=max(0, used + reserved - guaranteed),
             lendable_bytes=max(0, guaranteed - used - reserved),
         ),
-        hit_ratio=counts.get("hit", 0.0) / given if given else None,
-        misses={key.removeprefix("missed "): int(n) for key, n in counts.items() if key.startswith("missed ")},
+        hit_ratio=counts["hit"] / given if given else None,
+        misses=now.misses.get(name, {}),
         unflushed=to.Unflushed(objects=pending.objects, bytes=pending.bytes) if pending is not None else None,
         read_bandwidth=moved["read"],
         write_bandwidth=moved["write"],
         origin_requests=to.OriginRequests(
-            throttled=int(throttled["throttled"]),
-            waited_seconds=round(throttled["waited_seconds"], 3),
-            in_vain=int(throttled["in_vain"]),
-            slow_down=int(throttled["slow_down"]),
+            throttled=int(counts["throttled"]),
+            waited_seconds=round(counts["waited_seconds"], 3),
+            in_vain=int(counts["in_vain"]),
+            slow_down=int(counts["slow_down"]),
         ),
         binds=binds,
     )
 
 
-def _moved(
-    name: str, slot: SlotSettings | None, direction: Direction, link: _Link, before: _Sample, now: _Sample
-) -> to.SlotBandwidth:
-    guarantee = ceiling = None
-    if slot is not None and direction == "read":
-        guarantee, ceiling = slot.read_guarantee_bytes_per_second, slot.read_bandwidth_bytes_per_second
-    elif slot is not None:
+def _moved(slot: SlotSettings, direction: Direction, link: _Link, before: _Sample, now: _Sample) -> to.SlotBandwidth:
+    guarantee, ceiling = slot.read_guarantee_bytes_per_second, slot.read_bandwidth_bytes_per_second
+    if direction == "write":
         guarantee, ceiling = slot.write_guarantee_bytes_per_second, slot.write_bandwidth_bytes_per_second
-    waited = {by: now.waited_since(before, by, direction, name) for by in ("ceiling", "link")}
+    waited = {by: now.waited_since(before, by, direction, slot.name) for by in ("ceiling", "link")}
     longest = max(waited, key=waited.__getitem__)
-    share = link.share(name)
     return to.SlotBandwidth(
-        bytes_per_second=round(link.moving[name]),
+        bytes_per_second=round(link.moving[slot.name]),
         guarantee=guarantee,
         ceiling=ceiling,
-        share=round(share) if share is not None else None,
-        waited_seconds={by: round(now.waited.get((by, direction, name), 0.0), 3) for by in waited},
+        share=link.share(slot.name),
+        waited_seconds={by: round(now.waited.get((by, direction, slot.name), 0.0), 3) for by in waited},
         bound_by=longest if waited[longest] else None,
     )

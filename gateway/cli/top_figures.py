@@ -62,14 +62,10 @@ class Rates:
     hit_ratio: float | None
 
     def per_second(self) -> dict[str, float]:
-        return {
-            "served_bytes": round(self.served_bytes),
-            "received_bytes": round(self.received_bytes),
-            "requests": round(self.requests, 1),
-            "origin_read_bytes": round(self.origin_read_bytes),
-            "origin_written_bytes": round(self.origin_written_bytes),
-            "flush_bytes": round(self.flush_bytes),
-        }
+        return {name: round(getattr(self, name), 1 if name == "requests" else None) for name in _PER_SECOND}
+
+
+_PER_SECOND = ("served_bytes", "received_bytes", "requests", "origin_read_bytes", "origin_written_bytes", "flush_bytes")
 
 
 def rates(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Rates | None:
@@ -79,14 +75,9 @@ def rates(before: Mapping[str, float], now: Mapping[str, float], seconds: float)
         return None
     read = moved["hit_bytes"] + moved["miss_bytes"]
     return Rates(
-        moved["served_bytes"] / seconds,
-        moved["received_bytes"] / seconds,
-        moved["requests"] / seconds,
-        moved["request_seconds"] / moved["requests"] if moved["requests"] else None,
-        moved["origin_read_bytes"] / seconds,
-        moved["origin_written_bytes"] / seconds,
-        moved["flush_bytes"] / seconds,
-        moved["hit_bytes"] / read if read else None,
+        **{name: moved[name] / seconds for name in _PER_SECOND},
+        request_seconds=moved["request_seconds"] / moved["requests"] if moved["requests"] else None,
+        hit_ratio=moved["hit_bytes"] / read if read else None,
     )
 
 
