@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -49,27 +48,21 @@ def _limits(of: CallerLimitSettings) -> list[str]:
     return [limit for limit, value in zip(LIMITS, values, strict=True) if value is not None]
 
 
-class _Counts(NamedTuple):
-    """By scope, name and limit, but for `running`, by scope and name, and `used`, by credential."""
+class _Counts:
+    """The counters of all processes at one time."""
 
-    at: float
-    waits: dict[tuple[str, ...], float]
-    seconds: dict[tuple[str, ...], float]
-    refused: dict[tuple[str, ...], float]
-    waiting: dict[tuple[str, ...], float]
-    running: dict[tuple[str, ...], float]
-    used: tuple[dict[tuple[str, ...], float], ...]
+    def __init__(self, reading: MetricReading) -> None:
+        self.at = monotonic()
+        of_limits = metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED, metrics.CALLER_WAITING
+        found = by_labels(reading, ("scope", "name", "limit"), *of_limits)
+        self.waits, self.seconds, self.refused, self.waiting = found
+        [self.running] = by_labels(reading, ("scope", "name"), metrics.CALLER_RUNNING)
+        of_credentials = metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES
+        self.used = by_labels(reading, ("credential",), *of_credentials)
 
 
-def _counts(read: Path | MetricReading) -> _Counts:
-    read = read if isinstance(read, MetricReading) else MetricReading(read)
-    of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
-    waits, seconds, refused = by_labels(read, ("scope", "name", "limit"), *of_limits)
-    waiting = by_labels(read, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
-    running = by_labels(read, ("scope", "name"), metrics.CALLER_RUNNING)[0]
-    of_credentials = (metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES)
-    used = tuple(by_labels(read, ("credential",), *of_credentials))
-    return _Counts(monotonic(), waits, seconds, refused, waiting, running, used)
+def _counts(directory: Path) -> _Counts:
+    return _Counts(MetricReading(directory))
 
 
 class CallersApi:
@@ -79,11 +72,11 @@ class CallersApi:
         self._last: _Counts | None = None
 
     def since_last(self, reading: MetricReading) -> list[to.Caller]:
-        """The first SHOWN of them at once, those first whom a limit binds, then those that have sent most requests:
-        what they take is that since it was called last."""
-        now = _counts(reading)
+        """Return the first SHOWN of them at once, with what they took since the last call: those first whom a limit
+        binds, then those that have sent most requests."""
+        now = _Counts(reading)
         before, self._last = self._last or now, now
-        found = [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
+        found = self._documents(before, now)
         found.sort(key=lambda one: (bool(one.binds), one.used.requests if one.used is not None else 0), reverse=True)
         return found[:SHOWN]
 
@@ -93,9 +86,10 @@ class CallersApi:
         before = await asyncio.to_thread(_counts, self._directory)
         await asyncio.sleep(LOOK_SECONDS)
         now = await asyncio.to_thread(_counts, self._directory)
-        return to.Callers(
-            callers=[_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
-        )
+        return to.Callers(callers=self._documents(before, now))
+
+    def _documents(self, before: _Counts, now: _Counts) -> list[to.Caller]:
+        return [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
 
     def _all(self, now: _Counts) -> Iterator[tuple[str, str, CallerLimitSettings]]:
         settings = self._live.now

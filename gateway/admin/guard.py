@@ -49,10 +49,7 @@ class Guard:
                 remote = request.client.host if request.client is not None else None
                 sent: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
                 self._audit.admin(
-                    remote=remote,
-                    method=request.method,
-                    path=sent.decode("latin-1"),
-                    status=answer.status_code,
+                    remote=remote, method=request.method, path=sent.decode("latin-1"), status=answer.status_code
                 )
             return answer
 

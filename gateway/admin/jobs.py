@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from starlette.requests import Request
 
 from gateway.admin.backends import Backends, opened
@@ -9,7 +11,7 @@ from gateway.admin.operations import BUCKET_BODY, BUSY, CLOSED, GUARDED, KIND, T
 from gateway.admin.responses import Refused, content_type, posted_json
 from gateway.api import MANIFEST_TYPE
 from gateway.api import documents as to
-from gateway.jobs.job import Job, JobKind, to_document
+from gateway.jobs.job import Job, JobKind
 from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace
 from gateway.policy.slots import Prefix
 
@@ -86,7 +88,7 @@ class JobsApi:
 
 def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.Job:
     return to.Job.model_validate(
-        to_document(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
+        asdict(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
     )
 
 

@@ -220,11 +220,7 @@ class _Link:
 
 
 def _document(
-    slot: SlotSettings,
-    pending: to.PendingSlot | None,
-    links: Mapping[Direction, _Link],
-    before: _Sample,
-    now: _Sample,
+    slot: SlotSettings, pending: to.PendingSlot | None, links: Mapping[Direction, _Link], before: _Sample, now: _Sample
 ) -> to.Slot:
     name, limit, guaranteed = slot.name, slot.capacity_limit_bytes, slot.capacity_bytes or 0
     counts = {key: now.of_slot(key, name) for key in _OF_SLOT}

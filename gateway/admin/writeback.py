@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import (
-    GUARDED,
-    KIND,
-    OBJECT,
-    OF_OBJECT,
-    TEXT,
-    body,
-    flag_of,
-    number,
-    operation,
-    query,
-)
+from gateway.admin.operations import GUARDED, KIND, OBJECT, OF_OBJECT, TEXT, body, flag_of, number, operation, query
 from gateway.admin.responses import flag, posted_json
 from gateway.api import documents as to
 from gateway.api.documents import CHECKPOINT_STATES, PREFIX
@@ -98,11 +87,7 @@ class WritebackApi:
         return await self._backend.uploads(*_page(request))
 
     @operation(
-        "GET /api/v1/checkpoints",
-        "Checkpoints and their state.",
-        to.Checkpoints,
-        _ASKED,
-        parameters=[*_PAGE, _STATES],
+        "GET /api/v1/checkpoints", "Checkpoints and their state.", to.Checkpoints, _ASKED, parameters=[*_PAGE, _STATES]
     )
     async def checkpoints(self, request: Request) -> to.Checkpoints:
         states = [state for state in request.query_params.get("state", "").split(",") if state]

@@ -258,8 +258,7 @@ class BucketProfile(Document):
 
 
 JournalProblem: TypeAlias = Annotated[
-    str | None,
-    Field(description="why nothing of what the origin takes can be written down: then nothing is flushed"),
+    str | None, Field(description="why nothing of what the origin takes can be written down: then nothing is flushed")
 ]
 
 
@@ -526,8 +525,7 @@ class Unflushed(Document):
 
 Authorization: TypeAlias = Annotated[str, one_of("gateway", "origin")]
 SlotBound: TypeAlias = Annotated[
-    str,
-    one_of("read-ceiling", "read-link", "write-ceiling", "write-link", "capacity-limit", "buffer", "request-rate"),
+    str, one_of("read-ceiling", "read-link", "write-ceiling", "write-link", "capacity-limit", "buffer", "request-rate")
 ]
 
 

@@ -199,11 +199,7 @@ def check_config(
         "forebay status --json | jq .gateway.ready",
     )
 )
-def status(
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
-) -> None:
+def status(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
     """Show the state of the running gateway. Exit code 0 when it is ready."""
     answer = admin_client(admin_url, config).status()
     if json:

@@ -90,10 +90,7 @@ def pin(
 
 
 def unpin(
-    prefix: PinnedArgument,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
+    prefix: PinnedArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
 ) -> None:
     """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
     answer = admin_client(admin_url, config).unpin(prefix)
