@@ -129,7 +129,7 @@ def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
         "size": size_text(one.bytes),
         "ranks": str(one.ranks or NOTHING),
         "save": _time(one.save_seconds),
-        "flushed": _share(one.bytes_flushed, whole_bytes),
+        "flushed": share_text(one.bytes_flushed, whole_bytes),
         "left": _time(one.flush_seconds_left),
         "exposed": _time(one.exposed_seconds),
     }
@@ -165,21 +165,21 @@ def _missing(missing: to.Missing) -> str:
 
 def _restored(restore: to.Restore) -> str:
     """`stalled restore: 89% of 8 files, within 12.5 s; behind of rank 3: __3_0.distcp 12%`."""
-    state, share = restore.state, _share(restore.bytes_read, restore.bytes)
+    state, share = restore.state, share_text(restore.bytes_read, restore.bytes)
     name = {"reading": "restore under way", "stalled": "stalled restore", "over": "restored"}[state]
     files, seconds = counted(restore.files, "file"), restore.last_at - restore.began_at
     said = f"{name}: {share} of {files}, within {_time(seconds)}"
     behind = restore.behind.objects
     if state == "over" or not behind:
         return said
-    shown = [f"{one.key.rpartition('/')[2]} {_share(one.bytes_read, one.bytes)}" for one in behind]
+    shown = [f"{one.key.rpartition('/')[2]} {share_text(one.bytes_read, one.bytes)}" for one in behind]
     hidden = restore.files_behind - len(shown)
     ranks = restore.behind.ranks
     of_ranks = f" of {'rank' if len(ranks) == 1 else 'ranks'} {_some(list(map(str, ranks)))}" if ranks else ""
     return f"{said}; behind{of_ranks}: {_some(shown, hidden)}"
 
 
-def _share(part: int, whole: int) -> str:
+def share_text(part: int, whole: int) -> str:
     """Not 100% before the last byte is there."""
     return "100%" if part >= whole else f"{min(part / whole, 0.99):.0%}"
 

@@ -12,7 +12,7 @@ import typer
 from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.progress import bytes_progress
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.tables import NOTHING, Column, Columns, print_table
 from gateway.config.units import parse_duration_seconds
 
 if TYPE_CHECKING:
@@ -208,23 +208,18 @@ def _tell(begun: to.FlushProgress, left: to.FlushProgress, outcome: Outcome | No
         typer.echo(f"{_amount(left)} not at the origin: {_WHY[outcome]}")
 
 
-_PROBLEMS = (
-    Column("state"),
-    Column("failures", right=True, rank=1),
-    Column("since", right=True, rank=2),
-    Column("object", shortened=True),
-    Column("reason", shortened=True, rank=4),
+_PROBLEMS: Columns[to.PendingObject] = (
+    Column("state", lambda one: one.state),
+    Column("failures", lambda one: f"{one.failures:,}", right=True, rank=1),
+    Column("since", lambda one: age_text(one.failing_since or one.acknowledged_at), right=True, rank=2),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("reason", lambda one: printable(one.reason or NOTHING), shortened=True, rank=4),
 )
-
-
-def _problem(one: to.PendingObject) -> list[str]:
-    since = one.failing_since if one.failing_since is not None else one.acknowledged_at
-    return [one.state, f"{one.failures:,}", age_text(since), printable(one.url), printable(one.reason or NOTHING)]
 
 
 def _show_problems(left: to.FlushProgress) -> None:
     """Show what fails, and why: a line each."""
-    print_table(_PROBLEMS, (Row(_problem(one)) for one in left.problems), stderr=True)
+    print_table(_PROBLEMS, left.problems, stderr=True)
     problems = left.conflicts + left.damaged + left.failing
     shown, held_up = len(left.problems), problems + left.waiting_for_bucket
     more, option = f"and {held_up - shown:,} more: " if held_up > shown else "", " --problems" if problems else ""

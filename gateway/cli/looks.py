@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.admin.formatting import age_text, counted, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
-from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
+from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text, rate_text, some_bytes_text
 
 if TYPE_CHECKING:
     from gateway.api import documents as to
 
-_CALLERS = (
-    Column("caller", shortened=True),
-    Column("scope", rank=4),
-    Column("running", right=True, rank=3),
-    Column("waiting", right=True),
-    Column("requests", right=True, rank=2),
-    Column("read", right=True),
-    Column("write", right=True),
-    Column("limits", rank=6),
-    Column("throttled", rank=5),
-    Column("refused", rank=5),
-    Column("bound by", rank=1),
+_CALLERS: Columns[to.Caller] = (
+    Column("caller", lambda one: printable(one.name), shortened=True),
+    Column("scope", lambda one: one.scope, rank=4),
+    Column("running", lambda one: str(one.running) if one.limits.is_any else NOTHING, right=True, rank=3),
+    Column("waiting", lambda one: str(one.waiting), right=True),
+    Column("requests", lambda one: f"{one.per_second.requests:g}/s" if one.per_second else NOTHING, right=True, rank=2),
+    Column("read", lambda one: rate_text(one.per_second.sent_bytes if one.per_second else None), right=True),
+    Column("write", lambda one: rate_text(one.per_second.received_bytes if one.per_second else None), right=True),
+    Column("limits", lambda one: _limits(one.limits), rank=6),
+    Column("throttled", lambda one: _by_limit(one.throttled), rank=5),
+    Column("refused", lambda one: _by_limit(one.refused), rank=5),
+    Column("bound by", lambda one: _bound(one), rank=1),
 )
+
+
+def _bound(one: to.Caller | to.Slot) -> str:
+    return ", ".join(one.binds) or NOTHING
+
+
+def _bound_style(one: to.Caller | to.Slot) -> str:
+    return "yellow" if one.binds else ""
 
 
 def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
@@ -36,24 +44,7 @@ def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json:
     if json:
         print_json(answer.document())
     else:
-        print_table(_CALLERS, (Row(_caller(one), "yellow" if one.binds else "") for one in answer.callers))
-
-
-def _caller(one: to.Caller) -> list[str]:
-    moved = one.per_second
-    return [
-        printable(one.name),
-        one.scope,
-        str(one.running) if one.limits.is_any else NOTHING,
-        str(one.waiting),
-        NOTHING if moved is None else f"{moved.requests:g}/s",
-        NOTHING if moved is None else f"{size_text(moved.sent_bytes)}/s",
-        NOTHING if moved is None else f"{size_text(moved.received_bytes)}/s",
-        _limits(one.limits),
-        _by_limit(one.throttled),
-        _by_limit(one.refused),
-        ", ".join(one.binds) or NOTHING,
-    ]
+        print_table(_CALLERS, answer.callers, _bound_style)
 
 
 def _limits(limits: to.CallerLimits) -> str:
@@ -73,27 +64,32 @@ def _by_limit(by_limit: dict[str, int]) -> str:
     return ", ".join(f"{limit} {count:,}" for limit, count in by_limit.items() if count) or NOTHING
 
 
-_REQUESTS = (
-    Column("at", rank=3),
-    Column("took", right=True),
-    Column("operation"),
-    Column("object", shortened=True),
-    Column("status"),
-    Column("cache", rank=2),
-    Column("sent", right=True, rank=4),
-    Column("received", right=True, rank=6),
-    Column("caller", shortened=True, rank=5),
-    Column("request id", rank=1),
+_REQUESTS: Columns[to.RecentRequest] = (
+    Column("at", lambda one: _clock(one), rank=3),
+    Column("took", lambda one: seconds_text(one.seconds), right=True),
+    Column("operation", lambda one: one.operation),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("status", lambda one: one.status if one.error is None else f"{one.status} {printable(one.error)}"),
+    Column("cache", lambda one: "; ".join(filter(None, (one.cache, one.reason))) or NOTHING, rank=2),
+    Column("sent", lambda one: size_text(one.sent_bytes), right=True, rank=4),
+    Column("received", lambda one: size_text(one.received_bytes), right=True, rank=6),
+    Column("caller", lambda one: printable(one.caller), shortened=True, rank=5),
+    Column("request id", lambda one: one.request_id, rank=1),
 )
-_FAILURES = (
-    Column("at", rank=1),
-    Column("took", right=True),
-    Column("method"),
-    Column("object", shortened=True),
-    Column("status"),
-    Column("purpose", rank=2),
-    Column("slot", rank=3),
+_FAILURES: Columns[to.OriginFailure] = (
+    Column("at", lambda one: _clock(one), rank=1),
+    Column("took", lambda one: seconds_text(one.seconds), right=True),
+    Column("method", lambda one: one.method),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("status", lambda one: one.status),
+    Column("purpose", lambda one: one.purpose, rank=2),
+    Column("slot", lambda one: printable(one.slot), rank=3),
 )
+
+
+def _clock(one: to.Try) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(one.at))
+
 
 LimitOption = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show so many of each kind at most.")
@@ -112,48 +108,23 @@ def requests(
         print_json(answer.document())
         return
     parts = [
-        ("slowest of the last five minutes", _REQUESTS, _request_rows(answer.slowest)),
-        ("failed, the latest first", _REQUESTS, _request_rows(answer.errors)),
-        ("refused, the latest first", _REQUESTS, _request_rows(answer.refusals)),
-        ("the origin failed, the latest first", _FAILURES, [Row(_failure(one)) for one in answer.origin_failures]),
+        ("slowest of the last five minutes", answer.slowest),
+        ("failed, the latest first", answer.errors),
+        ("refused, the latest first", answer.refusals),
     ]
-    parts = [one for one in parts if one[2]]
-    if not parts:
-        typer.echo("no request in the last minutes", err=True)
-    for number, (title, columns, rows) in enumerate(parts):
+    parts = [one for one in parts if one[1]]
+    for number, (title, found) in enumerate(parts):
         typer.echo(("\n" if number else "") + f"{title}:")
-        print_table(columns, rows)
+        print_table(_REQUESTS, found, request_style)
+    if answer.origin_failures:
+        typer.echo(("\n" if parts else "") + "the origin failed, the latest first:")
+        print_table(_FAILURES, answer.origin_failures)
+    elif not parts:
+        typer.echo("no request in the last minutes", err=True)
 
 
-def _request_rows(found: Sequence[to.RecentRequest]) -> list[Row]:
-    return [Row(_request(one), "red" if one.is_error else "") for one in found]
-
-
-def _request(one: to.RecentRequest) -> list[str]:
-    return [
-        time.strftime("%H:%M:%S", time.localtime(one.at)),
-        seconds_text(one.seconds),
-        one.operation,
-        printable(one.url),
-        one.status if one.error is None else f"{one.status} {printable(one.error)}",
-        NOTHING if one.cache is None else one.cache if one.reason is None else f"{one.cache}; {one.reason}",
-        size_text(one.sent_bytes),
-        size_text(one.received_bytes),
-        printable(one.caller),
-        one.request_id,
-    ]
-
-
-def _failure(one: to.OriginFailure) -> list[str]:
-    return [
-        time.strftime("%H:%M:%S", time.localtime(one.at)),
-        seconds_text(one.seconds),
-        one.method,
-        printable(one.url),
-        one.status,
-        one.purpose,
-        printable(one.slot),
-    ]
+def request_style(one: to.RecentRequest) -> str:
+    return "red" if one.is_error else ""
 
 
 def seconds_text(seconds: float) -> str:
@@ -165,23 +136,23 @@ def seconds_text(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
 
 
-_SLOTS = (
-    Column("slot"),
-    Column("prefix", shortened=True),
-    Column("used", right=True),
-    Column("guaranteed", right=True, rank=5),
-    Column("at most", right=True, rank=5),
-    Column("borrowed", right=True, rank=7),
-    Column("pinned", right=True, rank=7),
-    Column("hits", right=True),
-    Column("misses", rank=6),
-    Column("read", right=True),
-    Column("read right", rank=4),
-    Column("write", right=True),
-    Column("write right", rank=4),
-    Column("throttled", rank=3),
-    Column("not at the origin yet", rank=2),
-    Column("bound by", rank=1),
+_SLOTS: Columns[to.Slot] = (
+    Column("slot", lambda one: printable(one.name)),
+    Column("prefix", lambda one: printable(one.prefix), shortened=True),
+    Column("used", lambda one: size_text(one.capacity.used_bytes), right=True),
+    Column("guaranteed", lambda one: some_bytes_text(one.capacity.guaranteed_bytes), right=True, rank=5),
+    Column("at most", lambda one: some_bytes_text(one.capacity.limit_bytes), right=True, rank=5),
+    Column("borrowed", lambda one: some_bytes_text(one.capacity.borrowed_bytes), right=True, rank=7),
+    Column("pinned", lambda one: some_bytes_text(one.capacity.pinned_bytes), right=True, rank=7),
+    Column("hits", lambda one: NOTHING if one.hit_ratio is None else f"{one.hit_ratio:.1%}", right=True),
+    Column("misses", lambda one: ", ".join(f"{why} {n:,}" for why, n in sorted(one.misses.items())) or NOTHING, rank=6),
+    Column("read", lambda one: rate_text(one.read_bandwidth.bytes_per_second), right=True),
+    Column("read right", lambda one: _right(one.read_bandwidth), rank=4),
+    Column("write", lambda one: rate_text(one.write_bandwidth.bytes_per_second), right=True),
+    Column("write right", lambda one: _right(one.write_bandwidth), rank=4),
+    Column("throttled", lambda one: _throttled(one.origin_requests), rank=3),
+    Column("not at the origin yet", lambda one: _unflushed(one.unflushed), rank=2),
+    Column("bound by", lambda one: _bound(one), rank=1),
 )
 
 
@@ -193,29 +164,7 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
         return
     for direction, link in (("read", answer.link.read), ("write", answer.link.write)):
         typer.echo(f"link, {direction}: {size_text(link.bytes_per_second)}/s, {_most(link)}")
-    print_table(_SLOTS, (Row(_slot(slot), "yellow" if slot.binds else "") for slot in answer.slots))
-
-
-def _slot(slot: to.Slot) -> list[str]:
-    capacity = slot.capacity
-    return [
-        printable(slot.name),
-        printable(slot.prefix),
-        size_text(capacity.used_bytes),
-        size_text(capacity.guaranteed_bytes) if capacity.guaranteed_bytes else NOTHING,
-        NOTHING if capacity.limit_bytes is None else size_text(capacity.limit_bytes),
-        size_text(capacity.borrowed_bytes) if capacity.borrowed_bytes else NOTHING,
-        size_text(capacity.pinned_bytes) if capacity.pinned_bytes else NOTHING,
-        NOTHING if slot.hit_ratio is None else f"{slot.hit_ratio:.1%}",
-        ", ".join(f"{reason} {count:,}" for reason, count in sorted(slot.misses.items())) or NOTHING,
-        f"{size_text(slot.read_bandwidth.bytes_per_second)}/s",
-        _right(slot.read_bandwidth),
-        f"{size_text(slot.write_bandwidth.bytes_per_second)}/s",
-        _right(slot.write_bandwidth),
-        _throttled(slot.origin_requests),
-        _unflushed(slot.unflushed),
-        ", ".join(slot.binds) or NOTHING,
-    ]
+    print_table(_SLOTS, answer.slots, _bound_style)
 
 
 def _most(link: to.Link) -> str:

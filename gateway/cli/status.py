@@ -19,7 +19,7 @@ from gateway.admin.formatting import (
 )
 from gateway.admin.troubles import DISK_STATES
 from gateway.cli.common import printable
-from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
+from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
 
 if TYPE_CHECKING:
     from gateway.api import documents as to
@@ -66,24 +66,16 @@ def show_status(status: to.Status) -> None:
         print_text(_index(index))
     if status.writeback is not None:
         _show_writeback(status.writeback)
-    print_table(
-        _PROCESSES, (Row(_process(one), "" if one.ready and not one.hangs else "red") for one in gateway.processes)
-    )
+    print_table(_PROCESSES, gateway.processes, lambda one: "" if one.ready and not one.hangs else "red")
 
 
-_PROCESSES = (
-    Column("process"),
-    Column("pid", right=True),
-    Column("state"),
-    Column("restarts", right=True),
-    Column("last end"),
+_PROCESSES: Columns[to.Process] = (
+    Column("process", lambda one: one.name),
+    Column("pid", lambda one: str(one.process_id or NOTHING), right=True),
+    Column("state", lambda one: "hangs" if one.hangs else "ready" if one.ready else "down"),
+    Column("restarts", lambda one: str(one.restarts), right=True),
+    Column("last end", lambda one: f"{one.last_end}, {age_text(one.last_end_at)} ago" if one.last_end else NOTHING),
 )
-
-
-def _process(one: to.Process) -> list[str]:
-    state = "hangs" if one.hangs else "ready" if one.ready else "down"
-    ended = NOTHING if one.last_end is None else f"{one.last_end}, {age_text(one.last_end_at)} ago"
-    return [one.name, str(one.process_id or NOTHING), state, str(one.restarts), ended]
 
 
 def _show_writeback(pending: to.Writeback) -> None:
