@@ -174,8 +174,10 @@ class Watch:
         if self._following is None:
             self._following = asyncio.create_task(self._follow_slots(), name="slots")
         try:
-            status, exposition = await asyncio.gather(
-                self._client.get("/api/v1/status", to.Status), self._client.text("/metrics")
+            status, requests, exposition = await asyncio.gather(
+                self._client.get("/api/v1/status", to.Status),
+                self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", to.RecentRequests),
+                self._client.text("/metrics"),
             )
         except AdminPortError as error:
             self._counters = None
@@ -191,10 +193,6 @@ class Watch:
             jobs, checkpoints = [], list[to.Checkpoint]()
         else:
             checkpoints = _latest(page.checkpoints)
-        try:
-            requests = await self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", to.RecentRequests)
-        except AdminPortError:  # an older gateway
-            requests = None
         self._last = Figures(
             at, None, at, status, self._slots, jobs, checkpoints, requests, self._rates(status, counters(exposition))
         )
