@@ -38,7 +38,7 @@ class Kept:
 
     def _is_over(self, times: int) -> bool:
         document = self.indexes.documents()[0]
-        return bool(document["crawls"] >= times and document["state"] == "waiting")
+        return bool(document.crawls >= times and document.state == "waiting")
 
     async def pass_seconds(self, seconds: float) -> None:
         """Let time pass, a second at a time: whoever sleeps does what is due."""
@@ -75,7 +75,7 @@ def test_3_17_list_needs_no_origin_behind_a_crawl(tmp_path: Path) -> None:
             for query in ("list-type=2", "list-type=2&prefix=a/", "delimiter=/"):
                 assert source(await ask(kept.gateway, f"/bucket?{query}")) == "hit"
             assert kept.gateway.origin.count(Operation.LIST_OBJECTS_V2) == asked
-            crawls = kept.indexes.documents()[0]["crawls"]
+            crawls = kept.indexes.documents()[0].crawls
             await kept.pass_seconds(31)
             await kept.crawled(crawls + 1)
 
@@ -93,7 +93,7 @@ def test_3_17_nothing_listed_is_older_than_the_bound(tmp_path: Path) -> None:
         assert source(await ask(kept.gateway, LIST)) == "hit"
         await kept.pass_seconds(2)
         assert (await ask(kept.gateway, LIST)).status == 503
-        assert not kept.indexes.documents()[0]["complete"]
+        assert not kept.indexes.documents()[0].complete
         down.times = 0
         assert "new" in await keys(kept.gateway)
 

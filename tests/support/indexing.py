@@ -46,7 +46,7 @@ class IndexBench:
 
         def is_over() -> bool:
             document = self.indexes.documents()[0]
-            return bool(document["crawls"] >= times and document["state"] == "waiting")
+            return bool(document.crawls >= times and document.state == "waiting")
 
         await self.until(is_over)
 

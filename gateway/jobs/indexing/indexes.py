@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import lmdb
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
@@ -283,8 +284,7 @@ class Indexes:
         await _end([task for _, task in over])
         self._keep_all(wanted)
 
-    def documents(self) -> list[dict[str, Any]]:
-        """How each stands."""
+    def documents(self) -> list[to.Index]:
         return [index.progress.document(self._dependencies.clock.now()) for index, _ in self._kept]
 
     async def close(self) -> None:
