@@ -17,7 +17,7 @@ import orjson
 from pydantic import ValidationError
 
 from gateway.api import documents as to
-from gateway.core.errors import AdminPortError
+from gateway.core.errors import AdminPortError, NoAdminPort
 
 ANSWER_TIMEOUT_SECONDS = 10.0
 CHANGE_TIMEOUT_SECONDS = 60.0
@@ -107,9 +107,9 @@ class AdminClient:
     def cancel_job(self, job_id: str) -> to.Job:
         return self._read(to.Job, "DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
 
-    def start_job(self, kind: str, prefix: str) -> to.Job:
+    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False) -> to.Job:
         """Begin to `warm`, `evict` or `pin` the objects under a prefix."""
-        return self.post(f"/api/v1/{kind}", {"prefix": prefix}, to.Job)
+        return self.post(f"/api/v1/{kind}", {"prefix": prefix, "allow_empty": allow_empty}, to.Job)
 
     def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> to.Job:
         return self._read(to.Job, "POST", f"/api/v1/{kind}", **_content(manifest, media_type))
@@ -123,8 +123,8 @@ class AdminClient:
     def snapshot(self, name: str) -> to.Snapshot:
         return self.get(_snapshot_path(name), to.Snapshot)
 
-    def create_snapshot(self, name: str, prefix: str) -> to.Job:
-        return self.post("/api/v1/snapshots", {"name": name, "prefix": prefix}, to.Job)
+    def create_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> to.Job:
+        return self.post("/api/v1/snapshots", {"name": name, "prefix": prefix, "allow_empty": allow_empty}, to.Job)
 
     def import_snapshot(self, name: str, lines: Iterator[bytes], media_type: str) -> to.Snapshot:
         """Make a snapshot of any number of JSON lines."""
@@ -276,7 +276,7 @@ def _parsed(kind: type[Answer], answer: httpx.Response, url: str) -> Answer:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise AdminPortError(
+        raise NoAdminPort(
             f"this version of the command does not understand the answer of {url} "
             f"({place}: {first['msg']}): is it a Forebay, and of the same version?"
         ) from None
@@ -313,7 +313,7 @@ def raise_problem(base_url: str, error: Exception) -> NoReturn:
     if isinstance(error, httpx.TimeoutException):
         raise AdminPortError(f"no gateway answers at {base_url} in time: {type(error).__name__}") from error
     if isinstance(error, httpx.ConnectError):
-        raise AdminPortError(
+        raise NoAdminPort(
             f"no gateway answers at {base_url}: {error}; is `forebay serve` running there? --admin-url names another"
         ) from error
     raise AdminPortError(f"no gateway answers at {base_url}: {error}") from error

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from starlette.requests import Request
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import BUCKET_BODY, BUSY, CLOSED, GUARDED, KIND, TEXT, operation, parameter
+from gateway.admin.operations import (
+    ALLOW_EMPTY,
+    BUCKET_BODY,
+    BUSY,
+    CLOSED,
+    GUARDED,
+    KIND,
+    TEXT,
+    body,
+    operation,
+    parameter,
+)
 from gateway.admin.responses import Refused, content_type, posted_json
 from gateway.api import MANIFEST_TYPE
 from gateway.api import documents as to
+from gateway.api.documents import PREFIX_OF_BUCKET
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace
 from gateway.policy.slots import Prefix
@@ -39,7 +52,7 @@ class JobsApi:
         to.Job,
         {**_WORK, 409: "A pinned prefix overlaps it."},
         202,
-        body=BUCKET_BODY,
+        body=body("prefix", prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
     )
     async def pin(self, request: Request) -> to.Job:
         return await self._start(JobKind.PIN, request)
@@ -53,7 +66,7 @@ class JobsApi:
     )
     async def unpin(self, request: Request) -> to.Unpinned:
         jobs = opened(self._lent.jobs)
-        prefix = await _prefix(request)
+        _, prefix, _ = await asked(request)
         if not await jobs.unpin(prefix):
             raise Refused(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix)
@@ -83,7 +96,8 @@ class JobsApi:
         if given != "application/json":
             manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
             raise Refused(415, f"Content-Type must be application/json{manifest}")
-        return _shown(jobs, await jobs.start(kind, await _prefix(request)))
+        _, prefix, allow_empty = await asked(request)
+        return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
 
 
 def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.Job:
@@ -102,16 +116,15 @@ def _shown(jobs: Jobs, job: Job | None) -> to.Job:
     return job_document(job, jobs.pace(job.id))
 
 
-async def _prefix(request: Request) -> str:
-    """Return the prefix that a request names; ValueError says what is wrong with it."""
+async def asked(request: Request) -> tuple[dict[str, Any], str, bool]:
+    """Return the document of a request, its prefix, and `allow_empty`; ValueError says what is wrong with it."""
     document = await posted_json(request)
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
-    return prefix_of_bucket(document["prefix"])
-
-
-def prefix_of_bucket(text: str) -> str:
-    prefix = Prefix.parse(text)
+    prefix = Prefix.parse(document["prefix"])
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return str(prefix)
+    allow_empty = document.get("allow_empty", False)
+    if not isinstance(allow_empty, bool):
+        raise ValueError("allow_empty must be true or false")
+    return document, str(prefix), allow_empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -19,7 +20,10 @@ from gateway.admin.slot_changes import SlotChanges
 from gateway.api import documents as to
 from gateway.api.documents import PREFIX_OF_BUCKET
 from gateway.config import SlotSettings
+from gateway.config.entries import NAME
 from gateway.config.live import LiveSettings
+from gateway.config.loading import validated
+from gateway.config.problems import SettingsError
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_reading import MetricReading, by_labels
@@ -115,8 +119,10 @@ class SlotsApi:
             raise Refused(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}") from error
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
             raise Refused(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
-        if not isinstance(slot.get("prefix"), str):
-            raise Refused(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
+        try:
+            validated({"slots": [{**slot, "name": request.path_params["name"]}]})
+        except SettingsError as error:
+            raise Refused(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems)) from error
         return await self._make(request, slot)
 
     @operation(
@@ -129,6 +135,8 @@ class SlotsApi:
     )
     async def delete(self, request: Request) -> Response:
         """Remove a slot. What it has on disk goes to the slots that its keys belong to then."""
+        if not re.fullmatch(NAME, request.path_params["name"]):
+            raise Refused(409, "there is no slot of that name: it is none")
         return await self._make(request, None)
 
     @operation(

@@ -671,6 +671,8 @@ class Job(Document):
     full: bool = Field(description="the cache has no room for the rest")
     objects_failed: int
     errors: list[str]
+    allow_empty: bool = Field(False, description="of a pin or a snapshot: finding no object is no failure")
+    was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
 class Jobs(Document):

@@ -135,7 +135,7 @@ class CredentialSettings(CallerLimitSettings):
         return self.secret_access_key.get_secret_value()
 
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class OriginCredentialSettings(Section):
@@ -144,7 +144,7 @@ class OriginCredentialSettings(Section):
     name: str = setting(
         help="Name that `origin_credentials` of buckets and slots refers to.",
         allowed="letters, digits, `-`, `_`, `.`; at most 64; unique",
-        pattern=_NAME,
+        pattern=NAME,
     )
     access_key_id: str | None = setting(
         None,
@@ -245,7 +245,7 @@ class BucketSettings(Section):
         None,
         "Which of [[origin_credentials]] signs requests to the bucket. Omitted: the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
-        pattern=_NAME,
+        pattern=NAME,
     )
 
 
@@ -266,7 +266,7 @@ class SlotSettings(Section):
         "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: those of the "
         "slot around it (with a shorter prefix), of the bucket, or the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
-        pattern=_NAME,
+        pattern=NAME,
     )
     mode: Literal["read-only", "read-write"] = setting(
         "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"

@@ -18,6 +18,7 @@ from gateway.core.errors import (
     ForebayError,
     NoSuchSnapshot,
     OriginAnswered,
+    OriginBodyError,
     OriginError,
     PinRefused,
     SnapshotError,
@@ -34,7 +35,8 @@ from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.headers import quote
+from gateway.s3.headers import is_same_version, strong_etag
+from gateway.s3.origin_habits import is_refusal
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -56,6 +58,7 @@ class ObjectJob:
         self._running = 0
         self._held: dict[str, int] = {}
         self._pin = 0
+        self._lacks_room = False
         self.coming_bytes = 0
         """Bytes that have arrived for unfinished pieces."""
 
@@ -65,13 +68,6 @@ class ObjectJob:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
             self._pin = await self._dependencies.blocks.pin(self.job.prefix)
-        try:
-            await self._run()
-        except PinRefused:
-            await self._dependencies.blocks.unpin(self.job.prefix)
-            raise
-
-    async def _run(self) -> None:
         recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else ""
@@ -82,6 +78,7 @@ class ObjectJob:
                 self._check_pin()
             await self._do_all()
             await listing
+            self.job = replace(self.job, full=self._lacks_room)
             if self._pin and self.job.full:
                 raise PinRefused(
                     f"the cache has no room for more: it has {self.job.bytes_done} bytes of {self.job.prefix}"
@@ -93,7 +90,9 @@ class ObjectJob:
             await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
 
     def _check_pin(self) -> None:
-        """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
+        """PinRefused when there is no object, or more bytes than the slot may pin: said before the first is fetched."""
+        if not self.job.objects_found and not self.job.allow_empty:
+            raise PinRefused(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
         prefix = Prefix.parse(self.job.prefix)
         slot = self._dependencies.slots.find(prefix.bucket, prefix.key_prefix).name
         pinnable_bytes = self._dependencies.blocks.pinnable_bytes(slot)
@@ -132,6 +131,7 @@ class ObjectJob:
         async with aclosing(self._worklist.entries(self.job.place)) as entries:
             async for entry in entries:
                 if self.job.full:
+                    self._lacks_room = True
                     break
                 self._started.append((entry, asyncio.create_task(self._do(entry), name="job object")))
                 await self._settle(at_most=PIECES_AT_ONCE)
@@ -166,11 +166,13 @@ class ObjectJob:
         version = await self._version(entry, slot)
         try:
             await self._fetch(version, slot)
-        except OriginAnswered as answer:
-            if answer.status != 412:
+        except (OriginAnswered, OriginBodyError) as error:
+            if not is_refusal(error):
                 raise
-            self._dependencies.catalog.forget(entry.key)  # it has changed since it was listed
-            await self._fetch(await self._ask(entry, slot), slot)
+            self._dependencies.catalog.refused(version)  # it has changed since, or the origin withholds it
+            again = await self._ask(entry, slot)
+            self._dependencies.catalog.named(again)
+            await self._fetch(again, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
@@ -179,8 +181,8 @@ class ObjectJob:
             await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
-        """The listed one; where the slot remembers, its metadata is learned along with it."""
-        if entry.etag and not is_remembered(slot, {}):
+        """The listed one, if its ETag is written as in HEAD; where the slot remembers, its metadata is learned, too."""
+        if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
 
@@ -247,6 +249,7 @@ class ObjectJob:
             self._pieces.release()
             come(0)
         if not kept:
+            self._lacks_room = True
             self.job = replace(self.job, full=True)
             return
         if self._pin:
@@ -256,6 +259,7 @@ class ObjectJob:
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
         self._count(piece, fetched_bytes, arrived)
         if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
+            self._lacks_room = self._lacks_room or self.job.full
             self.job = replace(self.job, full=True)
 
     def _count(self, piece: ByteRange, fetched_bytes: int, arrived: list[int]) -> None:
@@ -314,7 +318,7 @@ async def _learn_version(
     known = dependencies.catalog.of_version(version, with_checksums=with_checksums)
     if known is not None:
         return known.version
-    etag = quote(version.etag.removeprefix("W/"))
+    etag = strong_etag(version.etag)
 
     async def ask() -> ObjectHead:
         asked = {**headers, "if-match": etag}
@@ -326,7 +330,7 @@ async def _learn_version(
         if answer.status in (404, 412):
             raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
-    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+    if not is_same_version(head.version, version):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
     dependencies.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 import structlog
 
-from gateway.core.errors import ForebayError, SnapshotConflict
+from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind, JobState
@@ -132,12 +132,16 @@ class Jobs:
         run = self._runs.get(job_id)
         return run.pace() if run is not None and job_id not in self._ended else UNKNOWN_PACE
 
-    async def start(self, kind: JobKind, prefix: str) -> Job:
-        """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
-        job = self._new(kind, prefix)
+    async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False) -> Job:
+        """Begin a job about all keys under `prefix`, or return the one that pins it; TooManyJobs, StoreUnavailable,
+        PinRefused."""
         if kind is not JobKind.PIN:
-            return await self._start(job)
+            return await self._start(self._new(kind, prefix))
+        for job in self._running():
+            if (job.kind, job.prefix) == (kind, prefix):
+                return job
         was_pinned = prefix in self._dependencies.blocks.pins()
+        job = replace(self._new(kind, prefix), allow_empty=allow_empty, was_pinned=was_pinned)
         await self._dependencies.blocks.pin(prefix)
         try:
             return await self._start(job)
@@ -146,12 +150,12 @@ class Jobs:
                 await self._dependencies.blocks.unpin(prefix)
             raise
 
-    async def start_snapshot(self, name: str, prefix: str) -> Job:
+    async def start_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make a snapshot; SnapshotConflict where one of that name is there or being made, TooManyJobs."""
         await check_free(self._dependencies, name)
         if any(job.name == name for job in self._running()):
             raise SnapshotConflict(f"a snapshot {name!r} is being made")
-        return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name))
+        return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name, allow_empty=allow_empty))
 
     def pins(self) -> list[str]:
         """The prefixes that are pinned; StoreUnavailable."""
@@ -159,10 +163,11 @@ class Jobs:
 
     async def unpin(self, prefix: str) -> bool:
         """Unpin a prefix and end the jobs that pin it. Return False if it is not pinned."""
-        for job in self.all():
-            if job.kind is JobKind.PIN and job.prefix == prefix and job.state is JobState.RUNNING:
+        was_pinned = prefix in self._dependencies.blocks.pins()
+        for job in self._running():
+            if job.kind is JobKind.PIN and job.prefix == prefix:
                 await self.cancel(job.id)
-        return await self._dependencies.blocks.unpin(prefix)
+        return await self._dependencies.blocks.unpin(prefix) or was_pinned
 
     async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes]) -> Job:
         """Begin a job about the objects of a manifest, in its order; BadManifest, TooManyJobs, StoreUnavailable."""
@@ -236,7 +241,14 @@ class Jobs:
         if state is None:
             await _tried("a job's progress could not be written down", self._store.save, run.work.job)
         else:
-            await self._end(run, replace(run.work.job, state=state, ended_at=self._dependencies.clock.now()))
+            job = run.work.job
+            is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
+            if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
+                try:
+                    await self._dependencies.blocks.unpin(job.prefix)
+                except StoreUnavailable as failure:
+                    _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
+            await self._end(run, replace(job, state=state, ended_at=self._dependencies.clock.now()))
         run.told.set()
         del self._runs[run.work.job.id]
 

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from gateway.core.errors import OriginBodyError, SnapshotConflict, StoreUnavailable
+from gateway.core.errors import OriginBodyError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobState
 from gateway.jobs.listing import fetch_page
@@ -48,6 +48,9 @@ class SnapshotJob:
         staging = await steadily(SnapshotStaging.begin, store, self.job.id, origins)
         try:
             await self._list(staging)
+            self.job = replace(self.job, found_all=True)
+            if not self.job.objects_found and not self.job.allow_empty:
+                raise SnapshotError(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
             manifest = await steadily(staging.publish, self._dependencies.clock.now())
         except asyncio.CancelledError:
             await asyncio.to_thread(staging.discard if self.job.state is JobState.CANCELLED else staging.leave)
@@ -55,7 +58,6 @@ class SnapshotJob:
         except BaseException:
             await asyncio.to_thread(staging.discard)
             raise
-        self.job = replace(self.job, found_all=True)
         _log.info("a snapshot was made", name=manifest.name, prefix=manifest.prefix, objects=manifest.objects)
 
     async def _list(self, staging: SnapshotStaging) -> None:
@@ -140,6 +142,7 @@ async def pages(
             return parse_listed_page(document, with_owner=True)
 
         page = await with_retries(dependencies.clock, ask)
+        dependencies.catalog.listed(prefix.bucket, page.entries)
         _check(page, prefix.key_prefix.encode())
         yield page.entries
         token = page.next_token

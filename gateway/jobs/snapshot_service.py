@@ -80,9 +80,9 @@ class SnapshotService:
     def _frozen(self) -> list[Slot]:
         return [slot for slot in self._dependencies.slots if slot.consistency == "snapshot"]
 
-    async def create(self, name: str, prefix: str) -> Job:
+    async def create(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make one; SnapshotConflict, TooManyJobs, StoreUnavailable."""
-        return await self._jobs.start_snapshot(valid_name(name), prefix)
+        return await self._jobs.start_snapshot(valid_name(name), prefix, allow_empty=allow_empty)
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete one for good; SnapshotConflict while it freezes a slot, unless `force`. NoSuchSnapshot."""

@@ -61,9 +61,10 @@ from gateway.s3.headers import (
     EncodedHeaders,
     filter_response_headers,
     format_http_date,
+    is_same_version,
     parse_content_range,
     parse_http_date,
-    unquote,
+    plain_etag,
 )
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.shared.heartbeats import PROCESSES_MAX
@@ -160,7 +161,7 @@ def catalog_key(key: ObjectKey) -> bytes:
 def version_key(version: ObjectVersion) -> bytes:
     """Return a version's key: a digest, as versions are never read in order."""
     key = version.key
-    whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
+    whole = f'{key.bucket}\0{len(key.key)}\0{key.key}"{plain_etag(version.etag)}"'.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()
 
 
@@ -266,8 +267,8 @@ def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
     flags, has = int.from_bytes(record[_CHECKSUM_BYTES : _CHECKSUM_BYTES + 2], "little"), record[_FIXED.size :]
     if flags & _ABSENT or _FIXED.unpack_from(record)[7] != size_bytes:
         return False
-    known = has.hex() if flags & _MD5 else unquote(has.decode("latin-1").removeprefix("W/"))
-    return not etag or known == unquote(etag.removeprefix("W/"))
+    known = has.hex() if flags & _MD5 else plain_etag(has.decode("latin-1"))
+    return not etag or known == plain_etag(etag)
 
 
 def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> CatalogEntry | None:
@@ -399,9 +400,9 @@ def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
 
 def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> bool:
     """Return True if `head` has this ETag, size and date, the date as listings write it."""
-    if head.version.etag != etag or head.version.size_bytes != size_bytes or head.last_modified is None:
-        return False
-    return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
+    is_dated = head.last_modified is not None and modified[:19] == date_text(int(head.last_modified))
+    listed = ObjectVersion(head.version.key, etag, size_bytes)
+    return is_dated and modified.endswith("Z") and is_same_version(head.version, listed)
 
 
 @lru_cache(maxsize=1024)

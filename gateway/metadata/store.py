@@ -54,7 +54,6 @@ from gateway.telemetry.metric_observers import CatalogMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class DiskThread:
@@ -259,10 +258,8 @@ class CatalogStore:
         if entry is not None and not _is_of(entry, record):
             self.epochs.change_key(key)
 
-    def void_if_listed_otherwise(
-        self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
-    ) -> None:
-        """Void entries whose keys the origin has listed, in order, with another `version`: ETag and size."""
+    def void_if_listed_otherwise(self, bucket: str, listed: Sequence[tuple[bytes, tuple[str, int]]]) -> None:
+        """Void entries whose keys the origin has listed, in order, with another version: ETag and size."""
         if not listed:
             return
         found = []
@@ -272,10 +269,10 @@ class CatalogStore:
                 first = catalog_key(ObjectKey(bucket, listed[0][0].decode()))
                 if not cursor.set_range(first[:_COMPARED]) or cursor.key()[:_COMPARED] > last:
                     return
-                for raw, said in listed:
+                for raw, version in listed:
                     key = ObjectKey(bucket, raw.decode())
                     record = transaction.get(catalog_key(key))
-                    if record is not None and not is_listed_so(record, *version(said)):
+                    if record is not None and not is_listed_so(record, *version):
                         found.append(key)
         except (lmdb.Error, struct.error):
             return  # unreadable entries answer no request

@@ -33,12 +33,13 @@ from gateway.operations.list_sources import (
     parts,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
-from gateway.operations.passthrough import forward_joined, is_plain
+from gateway.operations.passthrough import forward, forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import quote
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
-from gateway.s3.list_result import EntryTemplate, parse_listed_page
-from gateway.s3.requests import Operation
+from gateway.s3.list_result import EntryTemplate, listed_objects
+from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
 
 if TYPE_CHECKING:
     from gateway.writeback.journal.view import JournalView
@@ -71,19 +72,36 @@ def list_objects(context: RequestContext) -> Answer:
 
 
 _ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+_VERSION = re.compile(r"<ETag>([^<]*)</ETag>(?:\s*<Checksum\w+>[^<]*</Checksum\w+>)*\s*<Size>([0-9]{1,15})</Size>")
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """Return the origin's own answer. Objects in slots that remember, and duplicate ETags, are noted as in a page of
-    ours."""
+    """Return the origin's own answer; the catalog learns from it as from a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
-    etags = _ETAG.findall(reply.body)
-    if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
+    bucket, catalog = context.request.bucket or "", context.services.catalog
+    if any(is_remembered(slot, {}) for slot in slots):
         with suppress(OriginBodyError):  # the client gets it as it is
-            page = parse_listed_page(reply.body, with_owner=False, leads_on=False)
-            context.services.catalog.listed(context.request.bucket or "", page.entries)
+            catalog.listed(bucket, listed_objects(reply.body))
+    else:
+        versions = _VERSION.findall(reply.body.decode("utf-8", "replace"))
+        catalog.listed_sizes(bucket, [(etag.replace("&quot;", '"'), int(size)) for etag, size in versions])
+    return reply
+
+
+async def forwarded_read(context: RequestContext) -> Response:
+    """Return the origin's own answer to a read that is no operation of ours. The catalog sees its objects."""
+    request, services = context.request, context.services
+    names = {name for name, _ in request.query}
+    if request.method == "GET" and request.bucket and request.key is None and names.isdisjoint(BUCKET_SUBRESOURCES):
+        return await _forwarded(context, list(services.slots.under(request.bucket, "")))
+    if "attributes" not in names or request.key is None or "versionId" in names:
+        return await forward(context)
+    reply = await forward_joined(context)
+    found = _ETAG.search(reply.body) if isinstance(reply.body, bytes) else None
+    if found is not None:
+        services.catalog.shown(context.object_key, quote(found[1].decode().replace("&quot;", "")))
     return reply
 
 

@@ -185,7 +185,7 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer
     """Ask; return None if the answer is too long to hold, or meant for one client: then each caller asks."""
     async with await context.services.origin.send(request) as response:
         headers = filter_response_headers(response.headers)
-        if "set-cookie" in response.headers:
+        if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):
             return None
         if request.method == "HEAD" or response.status in (204, 304):
             return _PassedAnswer(response.status, headers, b"")

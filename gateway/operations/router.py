@@ -19,7 +19,7 @@ from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
-from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
@@ -38,16 +38,21 @@ from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
-from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
+from gateway.operations.writeback.write_back_policy import (
+    Reason,
+    check_condition,
+    may_be_deleted_here,
+    refuse_unless_kept_here,
+)
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
     Operation,
-    has_hoisted_headers,
     is_form,
     is_preflight,
+    may_store_object,
     names_foreign_source,
     parse_copy_source,
     with_hoisted_headers,
@@ -127,7 +132,7 @@ def _by_origin(context: RequestContext) -> Answer:
 
 async def _passthrough(context: RequestContext) -> Response:
     """Forward an operation that Forebay does not handle itself."""
-    return await (forward(context) if context.request.method in READ_METHODS else forward_write(context))
+    return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
@@ -226,11 +231,12 @@ def _buffered_answer(context: RequestContext, buffer: WritebackBuffer) -> Answer
     request, operation = context.request, context.request.operation
     if request.key is None:
         return _of_bucket(context, buffer)
-    if operation is Operation.FORWARD and has_hoisted_headers(request):
+    if operation is Operation.FORWARD:
         request = context.request = with_hoisted_headers(request)
         operation = request.operation
-        if operation is Operation.FORWARD and context.slot.is_buffered and request.method not in READ_METHODS:
-            goes_through(context, Reason.HEADER)
+    if operation is Operation.FORWARD and context.slot.is_buffered and may_store_object(request):
+        refuse_unless_kept_here(Reason.HEADER if context.slot.write == "scratch" else None)
+        goes_through(context, Reason.HEADER)
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
@@ -292,7 +298,8 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
 
-    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target."""
+    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
+    """
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
@@ -403,12 +410,14 @@ def _check_without_buffer(context: RequestContext) -> None:
     alone, would come back with its flush.
     """
     operation = context.request.operation
-    if context.slot.write == "scratch" and (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS):
+    is_write = operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS
+    is_write = is_write or (operation is Operation.FORWARD and may_store_object(context.request))
+    if is_write and context.slot.write == "scratch":
         raise s3_error(
             "ServiceUnavailable",
             "The disk of the write-back buffer cannot be used, and only it has what was written here.",
         )
-    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.is_buffered:
+    if is_write and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
     if operation is Operation.DELETE_OBJECT:
         slots = [context.slot]

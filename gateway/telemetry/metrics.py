@@ -393,8 +393,8 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     ("slot", "reason"),
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
-    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
-    "key meanwhile), disk (this node's) or other.",
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
+    "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
     values={"reason": FLUSH_FAILURES},
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(

@@ -29,6 +29,7 @@ from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
 
 PREFIX = f"s3://{BUCKET}/data/"
 
@@ -181,6 +182,23 @@ def test_an_object_that_changes_after_it_was_listed_is_fetched_as_it_is(tmp_path
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("effect", [Answer(501), AlterHeaders({"etag": '"x-gzip"'}), AlterHeaders({"etag": None})])
+def test_objects_whose_ranges_are_withheld_are_left_out(tmp_path: Path, effect: Effect) -> None:
+    """The catalog learns it, and the job ends well: nothing of them can be kept."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 3)
+        origin.faults = [Fault(lambda call: "if-match" in call.headers, effect, None)]
+        async with job_bench(tmp_path, origin) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.objects_failed) == (JobState.DONE, 0)
+            habits = bench.catalog.habits(BUCKET)
+            assert not any(habits.gives_ranges(version) for version in versions)
+
+    asyncio.run(scenario())
+
+
 def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) -> None:
     """A data set larger than its slot: the first part is warm, and the job says so."""
 
@@ -195,6 +213,19 @@ def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) 
             for version in versions[:9]:
                 await read(bench.cache, version)
             assert gets(origin) == asked
+
+    asyncio.run(scenario())
+
+
+def test_a_data_set_that_fills_its_slot_to_the_last_block_is_not_too_large(tmp_path: Path) -> None:
+    """`full` says that something was left out, and not that nothing more would fit."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 9, BLOCK)
+        async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.full, job.bytes_done) == (JobState.DONE, False, 9 * BLOCK)
 
     asyncio.run(scenario())
 

@@ -64,10 +64,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefix": "s3://train/of-the-file/"}, "another slot has this prefix"),
     ({"prefix": "s3://train/a/", "write": "back", "mode": "read-only"}, "write"),
     ({"mode": "read-only"}, "prefix"),
-    (
-        {"prefix": "s3://train/a/", "max_cached_object_size": 1e300},
-        "slots[1].max_cached_object_size = 1e+300: a size such as",
-    ),
+    ({"prefix": "s3://train/a/", "max_cached_object_size": 1e300}, "max_cached_object_size = 1e+300: a size, such as"),
     ({"prefix": "s3://train/a/", "max_cached_object_size": "99999PiB"}, "at most 1024PiB"),
     ([], "JSON object"),
 ]

@@ -170,8 +170,7 @@ class Crawl:
         )
 
     async def _land(self, batch: Batch) -> None:
-        if self._plan.finds_changes:
-            self._dependencies.catalog.listed_records(batch.bucket, batch.listed)
+        self._dependencies.catalog.listed_records(batch.bucket, batch.listed)
         try:
             changed = await self._index.land(batch)
         except lmdb.Error as error:

@@ -20,10 +20,11 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.s3.xml import error_code_of, text_of
+from gateway.origin.client import Origin, OriginRequest, Purpose
+from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
-from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
+from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.requests import failure_of, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
@@ -151,8 +152,8 @@ async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: 
         if name.endswith("/"):
             return await _has_any(origin, bucket, name[:-1], slot, purpose)
         request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
-        async with await origin.send(request) as response:
-            return response.status == 200 if response.status in (200, 404) else await _failure(response)
+        found = await head_of(origin, request, believes_404=True)
+        return found if isinstance(found, WriteRefused | Lost) else found is not None
     except (OriginUnreachable, OriginBodyError, OSError) as error:
         return Lost(str(error), kind_of_error(error))
 
@@ -162,16 +163,9 @@ async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpo
     query = [("list-type", "2"), ("prefix", beginning), ("max-keys", "1")]
     async with await origin.send(OriginRequest("GET", bucket, None, query, purpose=purpose, slot=slot)) as response:
         if response.status != 200:
-            return await _failure(response)
+            return await failure_of(response)
         listed = text_of(await response.read(_ANSWER_BYTES_MAX), "Key")
     return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
-
-
-async def _failure(response: OriginResponse) -> WriteRefused | Lost:
-    document = await response.read(_ANSWER_BYTES_MAX)
-    code = error_code_of(document) or f"HTTP {response.status}"
-    kind = kind_of_answer(response.status, code, document)
-    return Lost(code, kind) if response.status >= 500 or response.status == 429 else WriteRefused(code, kind)
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:

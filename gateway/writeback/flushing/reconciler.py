@@ -608,7 +608,7 @@ class _Run:
         now = await self._journal.change(lambda tx: tx.part_sent(write.id, part))
         if now is None or now.origin_upload_id != send.origin_upload_id:
             raise Superseded
-        if self._turn.attempts:
+        if self._turn.attempts and not write.restarts:  # else it is not the first time that the part gets there
             self._turn = replace(self._turn, attempts=0, failing_since=None)
             self._dependencies.observer.goes_on(write)
         return replace(event, state=now.state)
@@ -676,6 +676,8 @@ class _Run:
                 self._is_marked = False
                 await self._journal.change(lambda tx: tx.change(unmarked, State.PUBLISHING))
             case StartOver():
+                await self._stop()
+                self._events = asyncio.Queue()  # what has become of its other parts is of no use
                 await self._journal.change(lambda tx: tx.start_over(write.id, now))
 
     # The end, for now

@@ -56,6 +56,9 @@ UNUSED_SECONDS = 12 * 3600.0
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """Seconds for which an upload is sought in a bucket that does not let its uploads be listed."""
 
+RESTARTS_MAX = 3
+"""Times that an upload is begun anew soon; a bucket that has no use for it after that has refused it for good."""
+
 Kind = Literal["put", "complete", "delete"]
 
 # Events
@@ -391,7 +394,7 @@ _DOES_NOT_HOLD = frozenset({"PreconditionFailed", "ConditionalRequestConflict", 
 _NOT_IMPLEMENTED = frozenset({"NotImplemented", "MethodNotAllowed"})
 
 OTHERS = "others have changed the object at the origin"
-LOST = "the origin has answered that it has the object, and has none"
+UNTOLD = "the origin has answered without an ETag, and has what it had before"
 DIFFERENT = "what the origin has is not what was sent"
 
 
@@ -673,14 +676,10 @@ class Progress:
             return self._ask(_Step.VERIFY, Head())
         if write.is_etag_local:  # no ETag to compare: Content-MD5 has vouched for the bytes
             return self._end(Settle(event.etag))
-        return self._has_made(event.etag)
-
-    def _has_made(self, etag: str) -> Sequence[Instruction]:
-        """Decide about the version that the origin says it has made: if its ETag is not ours, compare the bytes."""
-        if unquote(etag) == unquote(self.write.etag):
-            return self._end(Settle(etag))
-        self._made = self._found = etag
-        return self._ask(_Step.COMPARE, Compare(etag))
+        if self._is_ours(event.etag):
+            return self._end(Settle(event.etag))
+        self._made = self._found = event.etag
+        return self._ask(_Step.COMPARE, Compare(event.etag))
 
     def _verified(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -691,9 +690,9 @@ class Progress:
                 self._found = found.etag
                 return self._ask(_Step.COMPARE, Compare(found.etag))
             return self._not_completed()
-        if found.etag is None:
-            return self._end(MarkConflict(LOST))
-        return self._has_made(found.etag)
+        if self._is_expected(found):
+            return self._end(Wait(UNTOLD, is_away=True, kind="origin-error"))
+        return self._found_unexpected(found)
 
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:
@@ -780,21 +779,25 @@ class Progress:
                 return self._ask(_Step.VERIFY, Head())
             return self._end(OriginReply(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
-        if step is _Step.FINISH and code == "PreconditionFailed":  # the second time, though the key is as expected
+        refusal = self._refusal if code is not None else None
+        is_final = refusal is not None and refusal.is_final and code not in _UPLOAD_OF_NO_USE
+        if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
+            is_final = write.restarts >= RESTARTS_MAX
+            kind = kind if is_final else "changed"
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
-        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+        if not is_final or not write.is_acknowledged:
             return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
-        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
-        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
+        if refusal is not None and refusal.words:
+            reason = f"{code}: {refusal.words}"
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

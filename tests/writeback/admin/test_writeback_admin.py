@@ -314,7 +314,8 @@ def test_an_origin_that_does_not_answer_leaves_the_conflict(tmp_path: Path) -> N
     async def scenario(harness: AdminHarness) -> None:
         await harness.conflict("k")
         for effect in (Unreachable(), Answer(403, "AccessDenied")):
-            harness.buffer.origin.inject(on(Operation.HEAD_OBJECT), effect)
+            for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):  # a refused HEAD is asked again by GET
+                harness.buffer.origin.inject(on(operation), effect)
             with pytest.raises(OriginUnreachable, match="does not say"):
                 await harness.admin.resolve(key("k"), "keep-ours", None)
         assert [one.state for one in harness.buffer.left()] == [State.CONFLICT]

@@ -303,7 +303,8 @@ def test_what_is_known_of_is_left_alone(tmp_path: Path) -> None:
         opened = Write(spec(AT), ExpectedVersion(), now, upload_id="open", origin_upload_id=ids[0])
         await node.journal.change(lambda tx: tx.open_upload(opened))
         pending = await node.upload(AT, [PART_BYTES, 3], origin_upload_id=ids[1])
-        node.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
+        for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):
+            node.origin.inject(on(operation), Answer(403, "AccessDenied"), times=None)
         await node.intend()
         await node.die()
         node.start()

@@ -123,7 +123,7 @@ def test_an_answer_that_says_nothing_is_none() -> None:
     """Of one file it is of all; what was found until then is remembered."""
     world = World(NamedFiles(NAMES))
     world.put(NAMES)
-    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=1)
+    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=2)  # HEAD, GET
     assert isinstance(world.look(is_first=True)[0], WriteRefused)
     away = world.origin.inject(on(key=NAMES[-1]), Answer(503, "SlowDown"), times=1)
     assert isinstance(world.look()[0], Lost)

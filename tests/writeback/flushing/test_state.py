@@ -17,9 +17,10 @@ from gateway.writeback.flushing.requests import _refusal
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
-    LOST,
     OTHERS,
     PARTS_AT_ONCE,
+    RESTARTS_MAX,
+    UNTOLD,
     UNUSED_SECONDS,
     Abort,
     Aborted,
@@ -322,6 +323,13 @@ def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
     gone = sent(multipart(1, origin_upload_id="gone"), 1)
     for code in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
         assert play(Progress(gone, ALL), WriteRefused(code)) == [StartOver(), Wait(code, is_away=False)]
+        often = Progress(replace(gone, restarts=RESTARTS_MAX), ALL)
+        told = [StartOver(), Wait(f"{code}: its words", is_away=False)]
+        assert play(often, WriteRefused(code, words="its words")) == told
+        [_, wait] = play(Progress(replace(gone, restarts=RESTARTS_MAX), ALL), WriteRefused(code))
+        assert isinstance(wait, Wait)
+        assert wait.refused_with == code
+        assert not wait.waits_for_bucket
     progress = Progress(multipart(1), ALL)
     assert play(progress, Headed(None)) == [Begin()]
     assert [type(one) for one in progress.after(begun(progress.write, "new"))] == [SendPart]
@@ -432,7 +440,7 @@ def test_an_etag_that_is_not_told_is_asked_for() -> None:
     progress = Progress(single(), ALL)
     assert play(progress, Finished(None)) == [Head()]
     assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
-    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [MarkConflict(LOST)]
+    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Wait(UNTOLD, is_away=True)]
 
 
 def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
@@ -907,7 +915,7 @@ def _check(world: _World) -> None:
         assert write.deleted or origin.ours or are_our_bytes
     elif isinstance(world.outcome, MarkConflict):
         assert world.others or origin.damaged
-        assert world.outcome.reason in (OTHERS, LOST, DIFFERENT)
+        assert world.outcome.reason in (OTHERS, DIFFERENT)
         # Where the origin does not tell its ETag, others' object may be taken for what it has made of ours.
         assert world.outcome.reason != DIFFERENT or origin.damaged or world.others
     else:
