@@ -276,7 +276,7 @@ def _parsed(kind: type[Answer], answer: httpx.Response, url: str) -> Answer:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise NoAdminPort(
+        raise AdminPortError(
             f"this version of the command does not understand the answer of {url} "
             f"({place}: {first['msg']}): is it a Forebay, and of the same version?"
         ) from None

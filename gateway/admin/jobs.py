@@ -66,7 +66,7 @@ class JobsApi:
     )
     async def unpin(self, request: Request) -> to.Unpinned:
         jobs = opened(self._lent.jobs)
-        _, prefix, _ = await asked(request)
+        prefix, _ = prefix_of(await posted_json(request))
         if not await jobs.unpin(prefix):
             raise Refused(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix)
@@ -96,7 +96,7 @@ class JobsApi:
         if given != "application/json":
             manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
             raise Refused(415, f"Content-Type must be application/json{manifest}")
-        _, prefix, allow_empty = await asked(request)
+        prefix, allow_empty = prefix_of(await posted_json(request))
         return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
 
 
@@ -116,15 +116,13 @@ def _shown(jobs: Jobs, job: Job | None) -> to.Job:
     return job_document(job, jobs.pace(job.id))
 
 
-async def asked(request: Request) -> tuple[dict[str, Any], str, bool]:
-    """Return the document of a request, its prefix, and `allow_empty`; ValueError says what is wrong with it."""
-    document = await posted_json(request)
+def prefix_of(document: Any) -> tuple[str, bool]:
+    """Return the prefix that a document names, and its `allow_empty`; ValueError says what is wrong with it."""
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
-    prefix = Prefix.parse(document["prefix"])
+    prefix, allow_empty = Prefix.parse(document["prefix"]), document.get("allow_empty", False)
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    allow_empty = document.get("allow_empty", False)
     if not isinstance(allow_empty, bool):
         raise ValueError("allow_empty must be true or false")
-    return document, str(prefix), allow_empty
+    return str(prefix), allow_empty

@@ -83,7 +83,7 @@ def flag_of(name: str, description: str) -> Schema:
     return query(name, description, {"type": "boolean", "default": False})
 
 
-def integer(least: int, most: int, **more: Any) -> Schema:
+def number(least: int, most: int, **more: Any) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most} | more
 
 
@@ -92,9 +92,9 @@ def body(*required: str, **properties: Schema) -> dict[str, Schema]:
     return {JSON_TYPE: {"type": "object", "properties": properties, "required": list(required or properties)}}
 
 
-ALLOW_EMPTY: Schema = {"type": "boolean", "default": False, "description": "finding no object is no failure"}
 OF_OBJECT = (query("object", "s3://bucket/key", OBJECT, required=True),)
 BUCKET_BODY = body(prefix=PREFIX_OF_BUCKET)
+ALLOW_EMPTY: Schema = {"type": "boolean", "default": False, "description": "finding no object is no failure"}
 
 _declared: dict[Any, Operation] = {}
 

@@ -62,7 +62,7 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
-def number(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
+def number_of(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
     """Return a parameter that is a whole number in plain digits; ValueError."""
     given = request.query_params.get(name, "" if default is None else str(default))
     if not re.fullmatch("[0-9]{1,18}", given) or not least <= int(given) <= most:

@@ -122,7 +122,7 @@ class SlotsApi:
         try:
             validated({"slots": [{**slot, "name": request.path_params["name"]}]})
         except SettingsError as error:
-            raise Refused(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems)) from error
+            raise Refused(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems)) from None
         return await self._make(request, slot)
 
     @operation(

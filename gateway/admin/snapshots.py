@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.jobs import asked, job_document
+from gateway.admin.jobs import job_document, prefix_of
 from gateway.admin.operations import (
     ALLOW_EMPTY,
     BUSY,
@@ -23,7 +23,7 @@ from gateway.admin.operations import (
     parameter,
     query,
 )
-from gateway.admin.responses import Refused, content_type, flag
+from gateway.admin.responses import Refused, content_type, flag, posted_json
 from gateway.api import LINES_TYPE
 from gateway.api import documents as to
 from gateway.api.documents import PREFIX_OF_BUCKET
@@ -55,10 +55,11 @@ class SnapshotsApi:
         body=body("name", "prefix", name=_NAME, prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
     )
     async def create(self, request: Request) -> to.Job:
-        service, (document, prefix, allow_empty) = opened(self._lent.snapshots), await asked(request)
-        if not isinstance(name := document.get("name"), str):
+        service, document = opened(self._lent.snapshots), await posted_json(request)
+        if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
             raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
-        return job_document(await service.create(name, prefix, allow_empty=allow_empty))
+        prefix, allow_empty = prefix_of(document)
+        return job_document(await service.create(document["name"], prefix, allow_empty=allow_empty))
 
     @operation("GET /api/v1/snapshots/{name}", "One snapshot.", to.Snapshot, _ONE, parameters=_NAMED)
     async def show(self, request: Request) -> to.Snapshot:

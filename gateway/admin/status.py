@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import CLOSED, OF_OBJECT, TOKEN, integer, operation, query
+from gateway.admin.operations import CLOSED, OF_OBJECT, TOKEN, number, operation, query
 from gateway.admin.origin_check import OriginChecks, OriginFinding
-from gateway.admin.responses import Refused, json_answer, number
+from gateway.admin.responses import Refused, json_answer, number_of
 from gateway.admin.state import StateHolder
 from gateway.api import documents as to
 from gateway.config import Settings, public_settings
@@ -90,11 +90,10 @@ class StatusApi:
         "Requests of late that were slow, failed or were refused, and failures of the origin.",
         to.RecentRequests,
         {**TOKEN, 400: "A limit that is none."},
-        parameters=[query("limit", "of each list", integer(1, LIMIT_MAX, default=LIMIT))],
+        parameters=[query("limit", "of each list", number(1, LIMIT_MAX, default=LIMIT))],
     )
     async def requests(self, request: Request) -> to.RecentRequests:
-        limit = number(request, "limit", 1, LIMIT_MAX, LIMIT)
-        return await self.recent_requests(limit)
+        return await self.recent_requests(number_of(request, "limit", 1, LIMIT_MAX, LIMIT))
 
     @operation(
         "GET /api/v1/explain",

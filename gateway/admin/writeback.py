@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import GUARDED, KIND, OBJECT, OF_OBJECT, TEXT, body, flag_of, integer, operation, query
-from gateway.admin.responses import flag, number, posted_json
+from gateway.admin.operations import GUARDED, KIND, OBJECT, OF_OBJECT, TEXT, body, flag_of, number, operation, query
+from gateway.admin.responses import flag, number_of, posted_json
 from gateway.api import documents as to
 from gateway.api.documents import CHECKPOINT_STATES, PREFIX
 from gateway.core.model import ObjectKey
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PAGE = 100
 PAGE_MAX = 1000
+
 THROUGH_MAX = 10**18 - 1
 
 ABORTS_MAX = 100
@@ -40,7 +41,7 @@ _UNDER = query("prefix", "s3://bucket/prefix", PREFIX | {"default": "s3://"})
 _PAGE = (
     _UNDER,
     query("after", "`next` of the page before", TEXT),
-    query("limit", "how many", integer(1, PAGE_MAX, default=PAGE)),
+    query("limit", "how many", number(1, PAGE_MAX, default=PAGE)),
 )
 _STATE = f"({'|'.join(CHECKPOINT_STATES)})"
 _STATES = query(
@@ -48,7 +49,7 @@ _STATES = query(
     "only those in a state, or in one of several: failed,conflict",
     TEXT | {"pattern": f"^({_STATE}(,{_STATE})*)?$"},
 )
-_THROUGH = query("through", "the number that POST has answered", integer(0, THROUGH_MAX), required=True)
+_THROUGH = query("through", "the number that POST has answered", number(0, 10**18 - 1), required=True)
 _DECISION = body(
     "object",
     "decision",
@@ -114,7 +115,7 @@ class WritebackApi:
         parameters=[_UNDER, _THROUGH, flag_of("is_name", "true: as POST has answered it")],
     )
     async def progress(self, request: Request) -> to.FlushProgress:
-        backend, through = self._backend, number(request, "through", 0, THROUGH_MAX)
+        backend, through = self._backend, number_of(request, "through", 0, THROUGH_MAX)
         is_name = flag(request, "is_name")
         return await backend.progress(_prefix(request), through, is_name=is_name)
 
@@ -173,8 +174,8 @@ def _prefix(request: Request) -> Prefix:
 
 def _page(request: Request) -> tuple[Prefix, str, int]:
     """Return the prefix, the place behind which the page begins, and how many entries it has at most."""
-    after, limit = request.query_params.get("after", ""), number(request, "limit", 1, PAGE_MAX, PAGE)
-    return _prefix(request), after, limit
+    prefix, limit = _prefix(request), number_of(request, "limit", 1, PAGE_MAX, PAGE)
+    return prefix, request.query_params.get("after", ""), limit
 
 
 def _key(name: str) -> ObjectKey:
