@@ -88,8 +88,10 @@ class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
-        """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
-        Who is cancelled has taken nothing. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass; return the seconds waited for the slot's own ceiling, and for the link.
+
+        A cancelled caller has taken nothing. Raises CeilingsReplaced.
+        """
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
@@ -106,10 +108,10 @@ class Ceilings(Protocol):
         """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """An answer has begun so long after the last byte of its request."""
+        """Note that an answer has begun `seconds` after the last byte of its request."""
 
     def slowed(self, direction: Direction) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
 
 
 class RequestRateLimits(Protocol):
@@ -122,10 +124,10 @@ class RequestRateLimits(Protocol):
         """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
-        """A request is sent without having waited, on account of those behind it."""
+        """Charge a request that is sent without having waited to those behind it."""
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """The origin has refused, for their number, a request that was sent at a monotonic time."""
+        """Note that the origin refused a request, sent at a monotonic time, for the number of requests."""
 
 
 class OriginObserver(Protocol):
@@ -135,10 +137,10 @@ class OriginObserver(Protocol):
         """One try of a request is over."""
 
     def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        """A piece of a body has passed."""
+        """Count a piece of a body that has passed."""
 
     def origin_waited(self, direction: Direction, slot: str, by: Literal["ceiling", "link"], seconds: float) -> None:
-        """A piece was held back by the slot's own ceiling, or by the link."""
+        """Count a piece held back by the slot's own ceiling, or by the link."""
 
 
 class OriginMeter:
@@ -170,7 +172,7 @@ class OriginMeter:
         return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
-        """A try is over. A body in memory that was sent once more is on the account once more."""
+        """Record a try that is over. A body in memory that was sent once more counts once more."""
         self._observer.origin_attempt(attempt)
         if self.ceilings is not None:
             if attempt.kind is not None:
