@@ -183,7 +183,7 @@ def _lend(lent: Holders, kept: BackgroundServices) -> None:
 
 
 def _take_back(lent: Holders) -> None:
-    """The cache directory is closed."""
+    """Take back all that was lent, as the cache directory is closed."""
     lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
     lent.explain.explainer = None
     lent.indexes.apply_settings(None)
