@@ -20,10 +20,7 @@ class Explainer:
         self._dependencies = dependencies
 
     async def explain(self, key: ObjectKey) -> dict[str, Any]:
-        """As the OpenAPI document of the admin port describes it.
-
-        SnapshotError or S3Error where the snapshot cannot be used, StoreUnavailable.
-        """
+        """Return what the admin port's OpenAPI says. S3Error, SnapshotError: unusable snapshot; StoreUnavailable."""
         dependencies = self._dependencies
         slot = dependencies.slots.find(*key)
         known = dependencies.catalog.explain(key, slot)

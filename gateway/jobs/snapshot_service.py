@@ -60,9 +60,9 @@ class SnapshotService:
         return found[0]
 
     async def slots(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """The slots that are frozen, and what is the matter with their snapshots; `problem` None: nothing.
+        """Return the frozen slots, and the `problem` of their snapshots, None without one.
 
-        With `whole`, all of each is read to know that; else what can be told at a glance is.
+        With `whole`, all of each is read to know that; else only what shows at a glance counts.
         """
         return [
             {
@@ -159,7 +159,7 @@ class SnapshotService:
         return await self.one(manifest.name)
 
     async def _check(self, name: str) -> Prefix:
-        """The prefix of a snapshot that can be read."""
+        """Return the prefix of a snapshot that can be read."""
         return (await asyncio.to_thread(self._store.check, valid_name(name))).scope
 
     async def _entries(self, name: str) -> AsyncGenerator[list[ListedEntry], None]:
