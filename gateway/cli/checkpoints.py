@@ -110,7 +110,7 @@ _LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left", "size")
 
 
 def _shown(width: int | None) -> list[str]:
-    """The columns that a terminal has room for."""
+    """Return the columns that a terminal has room for."""
     shown = list(_WIDTHS)
     for name in _LEAVE_FIRST:
         if width is None or len(_line({}, shown)) <= width:
@@ -127,7 +127,7 @@ def _line(cells: dict[str, str], shown: Sequence[str]) -> str:
 
 
 def _lines(one: dict[str, Any], shown: Sequence[str]) -> Iterator[str]:
-    """The name has a line of its own, so that what is said of it is within 80 columns."""
+    """Yield lines; the name has its own, so that what follows is within 80 columns."""
     yield fitted(printable(f"s3://{one['bucket']}/{one['prefix']}"))
     whole_bytes = one["bytes"] or int(one["state"] != "durable")
     cells = {
@@ -192,7 +192,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _some(names: Sequence[str], hidden: int = 0) -> str:
-    """The first of them; `hidden` are not named at all."""
+    """Return the first of them; `hidden` are not named at all."""
     more_count = max(0, len(names) - _RANKS_SHOWN_MAX) + hidden
     more = f" and {more_count} more" if more_count else ""
     return ", ".join(names[:_RANKS_SHOWN_MAX]) + more

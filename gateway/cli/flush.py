@@ -229,6 +229,6 @@ def _show_problems(left: FlushProgress) -> None:
 
 
 def _amount(pending: FlushProgress) -> str:
-    """`3 objects, 1.0 MiB, are`"""
+    """Return an amount such as `3 objects, 1.0 MiB, are`."""
     objects = pending.objects
     return f"{counted(objects, 'object')}, {size_text(pending.bytes)}, {are(objects)}"

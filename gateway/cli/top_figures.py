@@ -35,7 +35,7 @@ _COUNTED: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def counters(exposition: str) -> dict[str, float]:
-    """The sums of what is counted, over all labels and processes, of the text of /metrics."""
+    """Return the sums of all counters, over labels and processes, in the text of /metrics."""
     from gateway.admin.client import samples
 
     found = dict.fromkeys(_COUNTED, 0.0)
@@ -48,8 +48,7 @@ def counters(exposition: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, between two takings. `request_seconds` and `hit_ratio` are those of that time: None where there was
-    no request, or no read."""
+    """Per second, between two samples. `request_seconds`, `hit_ratio`: None without a request, or a read, meanwhile."""
 
     served_bytes: float
     received_bytes: float
