@@ -1,5 +1,4 @@
-"""Makes ceilings and shares of bandwidth, request rates, and limits of callers from the settings, with the memory in
-which processes keep them together."""
+"""Makes the limits of bandwidth, request rates and callers from the settings, in memory that processes share."""
 
 from __future__ import annotations
 
@@ -179,8 +178,7 @@ class CapacityFinder:
         clock: Clock,
         metrics: WorkerMetrics | None,
     ) -> None:
-        """`origins`: all that this process uses, over one link; more may come. `metrics`: only in the process that
-        reports."""
+        """Find the link of `origins`, all that this process uses; more may come. `metrics`: only in the reporter."""
         self._origins = origins
         self._clock = clock
         self._metrics = metrics
