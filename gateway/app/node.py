@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import structlog
@@ -34,6 +34,7 @@ from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
+from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -500,38 +501,23 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
     )
 
 
+_SAME = {one.name for one in fields(Slot)} & set(SlotSettings.model_fields)
+"""Fields that a slot has under the names of its settings."""
+
+
 def _slots(settings: Settings) -> list[Slot]:
     return [
         Slot(
-            slot.name,
-            Prefix.parse(slot.prefix),
-            slot.mode,
-            slot.consistency_in_force,
-            slot.metadata_ttl_seconds,
-            slot.negative_ttl_seconds,
-            slot.stale_if_unreachable_seconds,
-            slot.capacity_bytes or 0,
-            slot.capacity_limit_bytes,
-            slot.block_size_bytes,
-            slot.eviction,
-            slot.kept_object_bytes_max,
-            slot.snapshot or "",
-            slot.write,
-            slot.buffer_bytes,
-            slot.when_buffer_full,
-            slot.unflushed_bytes_max,
-            slot.unflushed_age_seconds_max,
-            slot.order,
-            tuple(slot.markers),
-            slot.manifests,
-            slot.etag,
-            slot.upload_expiry_seconds,
-            slot.authorization,
-            slot.authorization_ttl_seconds,
-            None if slot.checkpoints is None else tuple(slot.checkpoints),
-            slot.flush,
-            slot.scratch_expiry_seconds,
-            slot.keep_last,
+            **{name: getattr(slot, name) for name in _SAME}
+            | {
+                "prefix": Prefix.parse(slot.prefix),
+                "consistency": slot.consistency_in_force,
+                "capacity_bytes": slot.capacity_bytes or 0,
+                "snapshot": slot.snapshot or "",
+                "markers": tuple(slot.markers),
+                "checkpoints": None if slot.checkpoints is None else tuple(slot.checkpoints),
+                "local_expiry_seconds": slot.scratch_expiry_seconds,
+            }
         )
         for slot in settings.slots
     ]
