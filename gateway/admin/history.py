@@ -11,8 +11,8 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_observers import BROKEN_OFF
 from gateway.telemetry.metric_reading import MetricReading
+from gateway.telemetry.request_counts import BROKEN_OFF
 
 HISTORY_SECONDS = 900
 SAMPLE_SECONDS = 5

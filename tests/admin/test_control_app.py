@@ -38,6 +38,7 @@ from gateway.telemetry.metric_reading import MetricReading
 from gateway.writeback.checkpoints.state import CheckpointState
 from tests.admin.test_troubles import EVERYTHING_WRONG
 from tests.support.admin_documents import filled
+from tests.support.counting import exposition
 from tests.support.finished import finished
 from tests.support.growth import python_steps
 
@@ -208,7 +209,7 @@ def test_a_scrape_costs_in_proportion_to_the_slots(tmp_path: Path) -> None:
 
     def steps(slots: int) -> int:
         known = Known({"slot": [f"slot{number}" for number in range(slots)], "process": []})
-        return python_steps(lambda _: metric_reading.exposition(tmp_path, known), b"")
+        return python_steps(lambda _: exposition(tmp_path, known), b"")
 
     assert steps(40) < 5 * steps(10)
 

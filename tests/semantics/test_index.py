@@ -11,7 +11,6 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import IndexMetrics
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import LIST, ask, keys, source, write
@@ -57,7 +56,7 @@ def play(
             for key in ("a/1", "a/2", "b", "c/1"):
                 gateway.origin.put("bucket", key, b"old")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)], IndexMetrics())
+            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)])
             try:
                 await scenario(Kept(gateway, indexes, clock))
             finally:
@@ -152,7 +151,7 @@ def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Pat
             gateway.origin.put("bucket", "b", b"old")
             await freeze(gateway, "old", "s3://bucket/a/")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)], IndexMetrics())
+            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)])
             kept = Kept(gateway, indexes, clock)
             try:
                 await kept.crawled(1)

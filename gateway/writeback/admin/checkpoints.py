@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from gateway.api import documents as to
 from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.telemetry import metrics
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
@@ -33,13 +34,6 @@ Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 """Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)
-
-
-class CheckpointObserver(Protocol):
-    """For metrics."""
-
-    def checkpoints(self, slot: str, state: str, count: int) -> None:
-        """Report the number of a slot's checkpoints in a state."""
 
 
 class CheckpointsReport:
@@ -96,8 +90,8 @@ class CheckpointsReport:
         facts = restore_of(files, by_key, now)
         return None if facts is None else restore_document(facts)
 
-    async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
-        """Report the number of checkpoints per state, and sample flush rates, until cancelled. `slots` may change."""
+    async def watch(self, slots: Collection[str]) -> None:
+        """Count the checkpoints by state, and see how fast they move, for ever. `slots` may change."""
         told = set[str]()
         while True:
             began = self._clock.monotonic()
@@ -107,7 +101,7 @@ class CheckpointsReport:
                 told |= {*slots, *counts}
                 for slot in told:
                     for state in STATES:
-                        observer.checkpoints(slot, state, counts.get(slot, {}).get(state, 0))
+                        metrics.CHECKPOINTS.set(counts.get(slot, {}).get(state, 0), slot, state)
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def _see(self) -> None:

@@ -22,7 +22,9 @@ from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from tests.support.blocks import BUCKET, make_origin, read
+from tests.support.counting import by_label, counted
 from tests.support.indexing import (
     IMMUTABLE,
     TTL,
@@ -75,7 +77,7 @@ def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys: int)
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         origin.inject(LIST, Answer(200, body=pages_without_end(keys)), times=None)
-        await kept.until(lambda: kept.observer.outcomes[:1] == ["failed"])
+        await kept.until(lambda: counted(metrics.INDEX_CRAWLS, outcome="failed") > 0)
         assert lists(origin) <= 2 * EMPTY_PAGES_MAX
 
     play(tmp_path, scenario)
@@ -118,7 +120,7 @@ def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
         assert catalog.remembered(ObjectKey(BUCKET, "k002"), IMMUTABLE, headers={}) is None
         assert catalog.remembered(ObjectKey(BUCKET, "k003"), IMMUTABLE, headers={}) is not None
         assert cache.usage().blocks == 1
-        assert (kept.observer.changed_keys, kept.indexes.documents()[0].changed) == (2, 2)
+        assert (counted(metrics.INDEX_CHANGED_KEYS), kept.indexes.documents()[0].changed) == (2, 2)
 
     play(tmp_path, scenario, IMMUTABLE)
 
@@ -157,7 +159,7 @@ def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> Non
         await catalog.settle()
         await kept.crawled(2)
         assert cache.usage().blocks == 1
-        assert kept.observer.changed_keys == 0
+        assert counted(metrics.INDEX_CHANGED_KEYS) == 0
 
     play(tmp_path, scenario)
 
@@ -248,11 +250,11 @@ def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | U
         fault = origin.inject(LIST, effect, times=None)
         await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
         assert kept.indexes.documents()[0].error
-        assert kept.observer.outcomes == ["failed"]
+        assert by_label(metrics.INDEX_CRAWLS, "outcome") == {"failed": 1}
         fault.times = 0
         await kept.crawled()
         assert kept.listed() == there(origin)
-        assert (kept.observer.outcomes[-1], kept.indexes.documents()[0].error) == ("done", None)
+        assert (counted(metrics.INDEX_CRAWLS, outcome="done"), kept.indexes.documents()[0].error) == (1, None)
 
     play(tmp_path, scenario)
 
@@ -262,8 +264,8 @@ def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         origin.inject(LIST, Answer(403, "AccessDenied"), times=None)
-        await kept.until(lambda: len(kept.observer.outcomes) >= 4)
-        assert lists(origin) == len(kept.observer.outcomes)
+        await kept.until(lambda: counted(metrics.INDEX_CRAWLS) >= 4)
+        assert lists(origin) == counted(metrics.INDEX_CRAWLS)
         assert kept.indexes.documents()[0].error == "the origin answered 403 AccessDenied to LIST"
 
     play(tmp_path, scenario)
@@ -335,10 +337,11 @@ def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path
             clock, landed = kept.clock, shown(kept)
         origin.faults.clear()
         assert landed["keys"] == 5 * (lists(origin) - 2)
+        crawled_before = counted(metrics.INDEX_CRAWLED_KEYS)
         async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
             await kept.crawled()
             assert shown(kept) == ALL_SHOWN
-            assert kept.observer.crawled_keys < 50
+            assert counted(metrics.INDEX_CRAWLED_KEYS) - crawled_before < 50
 
     asyncio.run(scenario())
 

@@ -13,6 +13,7 @@ import pytest
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from gateway.writeback.admin import checkpoints as report
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES, CheckpointsReport
@@ -21,6 +22,7 @@ from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.state import STALLED_SECONDS
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.order import with_order
+from tests.support.counting import counted
 from tests.support.flushing import HEADERS, PART_BYTES
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
@@ -301,21 +303,17 @@ def test_the_same_name_saved_again_is_shown_as_that_save(tmp_path: Path) -> None
 
 def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
     """Every state, also where there is none; again and again."""
-    told: dict[tuple[str, str], int] = {}
-
-    class Observer:
-        def checkpoints(self, slot: str, state: str, count: int) -> None:
-            told[slot, state] = count
+    told = metrics.CHECKPOINTS.kept
 
     async def scenario(harness: AdminHarness) -> None:
-        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"], Observer()))
+        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"]))
         await save(harness, 1)
-        await harness.buffer.until(lambda: told.get(("slot", "acknowledged")) == 1)
-        assert set(told) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
-        assert sum(told.values()) == 1
+        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 1)
+        assert set(told()) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
+        assert counted(metrics.CHECKPOINTS) == 1
         await harness.buffer.delete(key("run/step-1/.metadata"))
         await harness.buffer.clock.advance(LOOK_SECONDS)
-        await harness.buffer.until(lambda: told["slot", "acknowledged"] == 0)
+        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
