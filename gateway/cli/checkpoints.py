@@ -72,7 +72,7 @@ def checkpoints(
 
 
 def _why_none(client: AdminClient, prefix: str) -> str:
-    """Say what was looked for, what there is instead, and what to do about it."""
+    """Return why no checkpoint was found, and what to do about it."""
     from gateway.api.documents import Checkpoints
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
