@@ -33,13 +33,7 @@ AdminUrlOption = Annotated[
 ]
 
 
-RUN, LOOK, CACHE, WRITING, SNAPSHOTS = (
-    "Run",
-    "Look",
-    "Cache",
-    "Write-back and checkpoints",
-    "Snapshots",
-)
+RUN, LOOK, CACHE, WRITING, SNAPSHOTS = ("Run", "Look", "Cache", "Write-back and checkpoints", "Snapshots")
 """The groups of commands in `forebay --help`, in this order."""
 
 

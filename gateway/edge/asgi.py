@@ -53,9 +53,10 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.audit_log import AuditLog
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, count_request
 from gateway.telemetry.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
@@ -447,7 +448,6 @@ class S3App:
     authenticator: Authenticator
     base_domains: tuple[str, ...]
     instance_id: str
-    observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
@@ -503,7 +503,7 @@ class S3App:
             raise
         finally:
             if record.waits:
-                self.observer.in_flight(-1)
+                metrics.REQUESTS_IN_FLIGHT.add(-1)
             if record.admission is not None:
                 record.admission.leave()
             if record.file is not None and self.services.reads is not None:
@@ -516,18 +516,16 @@ class S3App:
         """To be called before anything is waited for: until then the server has no task for the request."""
         await in_task()
         record.waits = True
-        self.observer.in_flight(1)
+        metrics.REQUESTS_IN_FLIGHT.add(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
     def _report(self, record: RequestRecord, scope: Scope) -> None:
         seconds = time.perf_counter() - record.started
         received_bytes = record.body.received_bytes if record.body is not None else 0
-        self.observer.ended(
-            record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
-        )
-        self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
+        sizes = record.sent_bytes, received_bytes
+        count_request(record.operation, record.slot, record.status, record.cache, seconds, *sizes, record.credential)
         if record.reason is not None:
-            self.observer.missed(record.operation, record.slot, record.reason)
+            metrics.MISSES.add(1, record.operation, record.slot, record.reason)
         recent, access = self.recent, self.access
         if int(time.time()) // MINUTE_SECONDS != recent.minute:
             recent.look()

@@ -68,7 +68,7 @@ class ObjectJob:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
             self._pin = await self._dependencies.blocks.pin(self.job.prefix)
-        recovered = await asyncio.to_thread(self._worklist.recover, self.job.offset)
+        recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else ""
         listing = asyncio.create_task(self._list(start_after), name="job listing")
@@ -128,7 +128,7 @@ class ObjectJob:
     # The objects.
 
     async def _do_all(self) -> None:
-        async with aclosing(self._worklist.entries(self.job.offset)) as entries:
+        async with aclosing(self._worklist.entries(self.job.place)) as entries:
             async for entry in entries:
                 if self.job.full:
                     self._lacks_room = True
@@ -144,7 +144,7 @@ class ObjectJob:
             await asyncio.wait({task})
             self._started.popleft()
             task.result()
-            self.job = replace(self.job, offset=entry.next_offset)
+            self.job = replace(self.job, place=entry.next_offset)
 
     async def _do(self, entry: WorkItem) -> None:
         try:
@@ -278,7 +278,7 @@ def _as_recovered(job: Job, found: RecoveredWork) -> Job:
         return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
     return replace(
         job,
-        offset=min(job.offset, found.last.next_offset if found.last is not None else 0),
+        place=min(job.place, found.last.next_offset if found.last is not None else 0),
         objects_found=found.objects,
         bytes_found=found.size_bytes,
         found_all=job.found_all and found.objects >= job.objects_found,

@@ -28,7 +28,7 @@ from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
@@ -130,13 +130,11 @@ class BucketMetadataCache:
         now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
-        observer: SmallAnswerMetrics,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self.now = now
         self.is_on = ttl_seconds > 0
         self._ttl_seconds = ttl_seconds
-        self._observer = observer
         self._file = BucketMetadataFile(directory, size_bytes_max=size_bytes_max)
         self._thread = DiskThread("bucket metadata")
         self._paused_until_seconds = 0.0
@@ -161,10 +159,6 @@ class BucketMetadataCache:
             keeping = self._thread.submit(self._file.put, question.record_key, record)
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
 
-    def answered(self, question: BucketQuery, outcome: str) -> None:
-        """Count a question that has its answer: hit, miss or stale."""
-        self._observer.answered(question.operation, outcome)
-
     async def settle(self) -> None:
         """Wait until all answers submitted so far are written or given up."""
         with suppress(TimeoutError):
@@ -178,13 +172,13 @@ class BucketMetadataCache:
     def _may_use_disk(self, question: BucketQuery) -> bool:
         if self.now(question.bucket).seconds >= self._paused_until_seconds and self._thread.waiting < WAITING_MAX:
             return True
-        self._observer.trouble(StoreTrouble.UNAVAILABLE)
+        metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.UNAVAILABLE)
         return False
 
     def _judged(self, question: BucketQuery, record: bytes, slot: Slot) -> Recalled | None:
         found = unpack(question.record_key, record)
         if found is None:
-            self._observer.trouble(StoreTrouble.DAMAGED)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.DAMAGED)
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
@@ -192,7 +186,7 @@ class BucketMetadataCache:
 
     def _count(self, question: BucketQuery, result: object) -> None:
         if isinstance(result, StoreTrouble):
-            self._observer.trouble(result)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, result)
             self._paused_until_seconds = self.now(question.bucket).seconds + PAUSE_SECONDS
 
 

@@ -31,7 +31,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
-from gateway.telemetry.metric_observers import HitTally
+from gateway.telemetry.request_counts import HitTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 

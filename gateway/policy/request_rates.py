@@ -34,7 +34,6 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
 
 import structlog
 
@@ -45,6 +44,7 @@ from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
+from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
@@ -129,22 +129,6 @@ _RATE_STEPS = 2**18
 _MEASURING = 2**_RATE_BITS - 1
 
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
-
-
-class Observer(Protocol):
-    """Counts the fates of requests."""
-
-    def origin_slowed_down(self, slot: str) -> None:
-        """Count a request that the origin has refused for their number."""
-
-    def origin_throttled(self, slot: str, seconds: float) -> None:
-        """Count a request that was held back."""
-
-    def origin_throttled_in_vain(self, slot: str) -> None:
-        """Count a request that was held back as long as possible, and not sent."""
-
-    def origin_request_rate(self, bucket: str, direction: Direction, rate: float) -> None:
-        """Report the requests that the origin probably takes; 0: nothing is held back."""
 
 
 def places_for(slots: int, processes: int) -> int:
@@ -421,7 +405,6 @@ class RequestRates:
         self,
         weights: Sequence[tuple[str, int]],
         clock: Clock,
-        observer: Observer,
         cells: SharedCells | None = None,
         *,
         wait_seconds_max: float,
@@ -434,7 +417,6 @@ class RequestRates:
         cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
         self._cells = cells
         self._clock = clock
-        self._observer = observer
         self._slots = {name: number for number, (name, _) in enumerate(weights, 1)}
         self._weights = [1, *(weight for _, weight in weights)]
         self._wait_seconds_max = wait_seconds_max
@@ -486,7 +468,7 @@ class RequestRates:
                             waited_seconds += self._clock.monotonic() - began
                             await self._successor.wait(request, waited_seconds)
                         return
-                    self._observer.origin_throttled_in_vain(request.slot)
+                    metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, request.slot)
                     raise OriginBusy(
                         f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
                         f"sent in {longest_seconds:g} s"
@@ -494,7 +476,8 @@ class RequestRates:
                 self._need(rate)
         throttled_seconds = self._clock.monotonic() - began
         if throttled_seconds > 0:
-            self._observer.origin_throttled(request.slot, throttled_seconds)
+            metrics.ORIGIN_THROTTLED.add(1, request.slot)
+            metrics.ORIGIN_THROTTLE_WAIT_SECONDS.add(throttled_seconds, request.slot)
 
     def charge(self, request: OriginRequest) -> None:
         """Charge for a request that is sent without waiting: later ones wait for it."""
@@ -503,7 +486,7 @@ class RequestRates:
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
         """Note that the origin has refused, for their number, a request that was sent at a monotonic time."""
-        self._observer.origin_slowed_down(request.slot)
+        metrics.ORIGIN_SLOW_DOWN.add(1, request.slot)
         now = self._clock.monotonic()
         self._read(now)
         bucket, direction, prefix = request.bucket or "", direction_of(request), prefix_of(request)
@@ -669,9 +652,9 @@ class RequestRates:
 
     def _tell(self, rates: dict[tuple[str, Direction], float]) -> None:
         for label in self._labels - rates.keys():
-            self._observer.origin_request_rate(*label, 0.0)
+            metrics.ORIGIN_REQUEST_RATE.set(0.0, *label)
         for label, rate in rates.items():
-            self._observer.origin_request_rate(*label, rate)
+            metrics.ORIGIN_REQUEST_RATE.set(rate, *label)
         self._labels = set(rates)
 
 

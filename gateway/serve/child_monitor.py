@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.admin.state import ProcessState
+from gateway.api.documents import Process
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, KilledEarly
@@ -84,17 +84,17 @@ class ChildMonitor:
         return self._spec.name
 
     @property
-    def state(self) -> ProcessState:
+    def state(self) -> Process:
         process_id = self._child.process_id if self._child else None
-        return ProcessState(
-            self.name,
-            process_id,
-            self._ready,
-            self._restarts,
-            self._generation,
-            self._hangs,
-            self._last_end,
-            self._last_end_at,
+        return Process(
+            name=self.name,
+            process_id=process_id,
+            ready=self._ready,
+            restarts=self._restarts,
+            generation=self._generation,
+            hangs=self._hangs,
+            last_end=self._last_end,
+            last_end_at=self._last_end_at,
         )
 
     @property

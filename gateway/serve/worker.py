@@ -15,6 +15,7 @@ from gateway.edge.server.prepared import PreparedRequests
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 from gateway.shared.heartbeats import Heartbeats
+from gateway.telemetry.request_counts import count_refusal
 
 
 async def serve_s3(context: ChildContext) -> None:
@@ -33,7 +34,6 @@ async def serve_s3(context: ChildContext) -> None:
             app.services,
             app.authenticator,
             app.base_domains,
-            app.observer,
             app.log,
             app.callers,
             app.recent,
@@ -52,7 +52,7 @@ async def serve_s3(context: ChildContext) -> None:
             limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
-            on_refused=app.observer.refused,
+            on_refused=count_refusal,
             counts=counts,
         )
         callers = _LiveCallers(app, prepared, live, context.stop)

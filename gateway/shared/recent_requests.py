@@ -233,22 +233,10 @@ class _Ring:
 
 
 def _document(request: FinishedRequest, at: float) -> dict[str, Any]:
-    return {
-        "at": round(at, 3),
-        "operation": shown(request.operation),
-        "bucket": shown(request.bucket),
-        "key": shown(request.key),
-        "slot": shown(request.slot),
-        "status": request.status,
-        "cache": request.cache,
-        "reason": request.reason,
-        "error": shown(request.error_code),
-        "seconds": round(request.seconds, 6),
-        "sent_bytes": request.sent_bytes,
-        "received_bytes": request.received_bytes,
-        "caller": shown(request.caller),
-        "request_id": request.request_id,
-    }
+    fields = {name: shown(one) if isinstance(one, str) else one for name, one in request._asdict().items()}
+    del fields["remote"]
+    error = fields.pop("error_code")
+    return {"at": round(at, 3), **fields, "error": error, "seconds": round(request.seconds, 6)}
 
 
 def _write(memory: mmap.mmap, row: int, number: int, document: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
 from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
@@ -260,7 +260,6 @@ class Fetchers:
     locks: FetchLocks
     watcher: FileWatcher
     isolation: CircuitBreaker
-    observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
         return block.length <= self.small_object_bytes_max
@@ -430,7 +429,7 @@ class SingleFlight:
         except (BlockPublished, NotKept, ClientDisconnected):
             raise
         except ForebayError:
-            fetchers.observer.fill_failed(fetch.slot)
+            metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             raise
         finally:
             if is_of_response:
@@ -457,7 +456,7 @@ class SingleFlight:
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
                 return False  # it is on its way, and no reader here waits for it yet
             if not waited:
-                fetchers.observer.coalesced(fetch.slot)
+                metrics.CACHE_COALESCED.add(1, fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)
             if fetch.all_arrived and given_up is None:
                 return False

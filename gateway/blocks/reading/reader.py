@@ -45,6 +45,7 @@ from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
 """Cost limit of a reader that asks for a large object and goes away at once."""
@@ -412,8 +413,8 @@ class RangeReader:
             return
         count, self._given = self._given, 0
         if count and self._request.purpose is Purpose.LIVE:  # warmed bytes have no reader
-            observer = self._tools.observer
-            (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
+            counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
+            counter.add(count, self._request.slot)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:
@@ -565,10 +566,10 @@ class SourceOpener:
         """Open the rest of the range past the cache; bytes that are not kept end at the next cached block."""
         tools, request = self._tools, self._request
         if isinstance(why, NotKept):
-            tools.observer.not_kept(request.slot, why.reason, 1)
+            metrics.CACHE_NOT_KEPT.add(1, request.slot, why.reason)
             rest = ByteRange(position, self._last_missing(position))
         else:
-            tools.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
             rest = ByteRange(position, request.range.last)
         get = PinnedGet(
             tools.origin,
@@ -598,7 +599,7 @@ class SourceOpener:
         if not tools.isolation.writable:
             raise tools.isolation.refuse_writing()
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
-            tools.observer.damaged(self._request.slot)
+            metrics.CACHE_DAMAGED.add(1, self._request.slot)
 
     def _check_readable(self) -> None:
         if not self._tools.isolation.readable:
@@ -669,7 +670,7 @@ class SourceOpener:
                 return None
             fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
         if fill.started_by is not request:
-            tools.observer.coalesced(request.slot)
+            metrics.CACHE_COALESCED.add(1, request.slot)
         try:
             await fill.begun()
         except BlockPublished:

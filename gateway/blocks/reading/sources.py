@@ -32,7 +32,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 _MARKS_MAX = 4096
 
@@ -77,7 +77,6 @@ class ReadDependencies:
     open_files: OpenFiles
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
     """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
@@ -438,8 +437,8 @@ class WarmSpan(PinnedFileSpan):
             return
         self._file.close()
         if self._cached is not None:
-            observer = self._tools.observer
-            (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
+            counter = metrics.CACHE_HIT_BYTES if self._cached else metrics.CACHE_MISS_BYTES
+            counter.add(self.span.count, self._slot)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
 
 
@@ -605,5 +604,5 @@ def arrived(
     content = tools.fetches.start_inline(block, slot, headers, answer)
     if content is None:
         return None
-    tools.observer.miss_bytes(slot, byte_range.length)
+    metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
     return content[byte_range.first : byte_range.stop]

@@ -37,7 +37,7 @@ from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml import error_code_of
-from gateway.telemetry.metric_observers import IndexMetrics
+from gateway.telemetry import metrics
 
 LISTERS_WHILE_BUSY = 2
 
@@ -69,13 +69,11 @@ class Crawl:
         parts: Sequence[KeyRange],
         split_points: Sequence[bytes],
         progress: IndexStatus,
-        observer: IndexMetrics,
     ) -> None:
         self._dependencies = dependencies
         self._index = index
         self._plan = plan
         self._progress = progress
-        self._observer = observer
         key_prefix = plan.prefix.key_prefix
         ranges = [CrawlRange(part.start, part.stop, key_before(part.start, key_prefix)) for part in parts]
         self._ranges = CrawlRanges(ranges, split_points)
@@ -174,11 +172,11 @@ class Crawl:
             raise StoreUnavailable(f"the listing index cannot be written: {error}") from error
         self._progress.keys += len(batch.listed)
         self._progress.pages += 1
-        self._observer.crawled(self._plan.slot, len(batch.listed))
+        metrics.INDEX_CRAWLED_KEYS.add(len(batch.listed), self._plan.slot)
         if changed and self._plan.finds_changes:
             dropped = await _drop_changed(self._dependencies.catalog, self._dependencies.blocks, batch, changed)
             self._progress.changed += dropped
-            self._observer.found_changed(self._plan.slot, dropped)
+            metrics.INDEX_CHANGED_KEYS.add(dropped, self._plan.slot)
 
 
 def said(error: Exception) -> str:

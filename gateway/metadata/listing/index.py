@@ -41,7 +41,7 @@ from gateway.metadata.store import DiskThread, in_time
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,10 +63,9 @@ LAND_SECONDS_MAX = 10.0
 class IndexWriter:
     """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
-    def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
+    def __init__(self, store: ListingStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._not_kept = not_kept
         self._thread = DiskThread("listing")
         self._sweeping: asyncio.Task[None] | None = None
         self._sweeps = 0
@@ -76,7 +75,7 @@ class IndexWriter:
     def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
         """Write the batches soon; `is_truth`: each describes a single key whose range may be known already."""
         if len(self._waiting) >= WAITING_MAX:
-            self._not_kept(_keys(batches))
+            metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
             return
         self._waiting.append((batches, is_truth))
         if self._writing is None:
@@ -121,7 +120,7 @@ class IndexWriter:
                 try:
                     await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
                 except lmdb.Error:
-                    self._not_kept(_keys(batches))
+                    metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
         finally:
             self._writing = None
 
@@ -257,17 +256,14 @@ class ListingIndex:
     are unknown.
     """
 
-    def __init__(
-        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogMetrics
-    ) -> None:
+    def __init__(self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock) -> None:
         self._opened = opened
         self._epochs = epochs
         self._clock = clock
         self._boot = opened.boot if opened is not None else 0
-        self._writer = IndexWriter(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
+        self._writer = IndexWriter(opened.listing, clock) if opened is not None else None
         self._noting = DiskThread("own writes")
         self._noted = 0
-        self.observer = observer
         self.questions: SharedQuestions[FoundPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
+from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
 def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
     """Set the answer's header that says why a write is not absorbed, and count it."""
     context.not_absorbed = reason.value
-    buffer = context.services.writeback
-    if buffer is not None:
-        buffer.bounds.observer.went_through(context.slot.name, reason.value)
+    if context.services.writeback is not None:
+        metrics.WRITEBACK_THROUGH.add(1, context.slot.name, reason.value)
 
 
 CHANGES_NO_OBJECT = frozenset(
