@@ -72,7 +72,7 @@ def checkpoints(
 
 
 def _why_none(client: AdminClient, prefix: str) -> str:
-    """Return the text that names the checkpoints sought, those found instead, and a remedy."""
+    """Say what was looked for, what there is instead, and what to do about it."""
     from gateway.api.documents import Checkpoints
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
@@ -120,7 +120,7 @@ def _line(cells: dict[str, str], shown: Sequence[str]) -> str:
 
 
 def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
-    """Yield lines; the name has its own, so that what follows is within 80 columns."""
+    """Give the name a line of its own, so that the rest fits into 80 columns."""
     yield fitted(printable(one.url))
     whole_bytes = one.bytes or int(one.state != "durable")
     cells = {

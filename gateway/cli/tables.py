@@ -39,7 +39,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`cell` gives an entry's text, cut in the middle if `shortened`. The greatest `rank` leaves first, 0 never."""
+    """`cell` gives the text of an entry; a `shortened` one may be cut in the middle.
+
+    Columns of the greatest `rank` leave first, those of 0 never.
+    """
 
     title: str
     cell: Callable[[T], str] = str
@@ -125,7 +128,7 @@ def _common(cells: Sequence[str]) -> int:
 
 
 def _layout(columns: Columns[Any], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
-    """Return the columns that stay on the line, and how wide they are."""
+    """Return the columns that stay on the line, and their widths."""
     shown = dict(enumerate(widths))
     if width is None:
         return shown

@@ -150,7 +150,7 @@ _LISTS = ("slots", "jobs", "checkpoints", "slowest_requests")
 
 
 def _latest(found: list[to.Checkpoint]) -> list[to.Checkpoint]:
-    """Return the checkpoints that are not durable, then the latest."""
+    """Sort those that are not durable first, then the latest."""
     return sorted(found, key=lambda one: (one.state == "durable", -(one.last_at or 0.0)))[:CHECKPOINTS_MAX]
 
 
@@ -167,7 +167,7 @@ class Watch:
         self._following: asyncio.Task[None] | None = None
 
     async def take(self, *, whole: bool = False) -> Figures:
-        """Return the present figures, or why there are none; with `whole`, wait for those of slots, too."""
+        """Return the present figures, or why there are none; with `whole`, wait for those of slots."""
         from gateway.api import documents as to
 
         if self._following is None:

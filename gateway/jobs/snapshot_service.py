@@ -60,7 +60,10 @@ class SnapshotService:
         return found[0]
 
     async def slots(self, *, whole: bool = False) -> list[to.FrozenSlot]:
-        """Return frozen slots, and their snapshots' problems, found in each one's start or, with `whole`, all of it."""
+        """Return the slots that are frozen, and the problems of their snapshots.
+
+        With `whole`, read all of each snapshot to know them, and the beginning otherwise.
+        """
         return [
             to.FrozenSlot(
                 slot=slot.name,

@@ -164,7 +164,7 @@ class OriginMeter:
         return TrafficMeter(self, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
-        """Record a try that is over. A body in memory that was sent once more counts once more."""
+        """Count a try that is over; a body in memory that was sent again counts again."""
         status = "unreachable" if attempt.status is None else str(attempt.status)
         purpose = attempt.purpose.value
         metrics.ORIGIN_REQUESTS.add(1, attempt.method, status, purpose, attempt.slot, attempt.origin)
