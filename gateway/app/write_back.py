@@ -77,7 +77,7 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) ->
 
 @dataclass(frozen=True, slots=True)
 class FlushServices:
-    """What a flush reads from and updates."""
+    """The services that a flush reads from and updates."""
 
     origin: Origin
     catalog: Catalog

@@ -167,7 +167,7 @@ class Watch:
         self._following: asyncio.Task[None] | None = None
 
     async def take(self, *, whole: bool = False) -> Figures:
-        """Return the present figures, or the reason why there are none; with `whole`, wait for those of slots, too."""
+        """Return the present figures, or why there are none; with `whole`, wait for those of slots."""
         from gateway.api import documents as to
 
         if self._following is None:
