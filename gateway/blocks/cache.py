@@ -17,7 +17,7 @@ from gateway.blocks import explanation, layout
 from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.explanation import Explanation
-from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
+from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.eviction import capacity_of
 from gateway.blocks.index.index import Usage
@@ -29,7 +29,7 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
+from gateway.blocks.reading.sources import HeldObject, WarmSpan, inline_response, warm_span
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
@@ -111,7 +111,7 @@ class BlockCache:
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
         return HeldObject(self._tools, version, slot)
 
-    def arrived(
+    def inline_response(
         self,
         version: ObjectVersion,
         byte_range: ByteRange,
@@ -122,7 +122,7 @@ class BlockCache:
     ) -> memoryview | None:
         """Return the bytes of a range of a small object if the first answer has brought all of it; None: call
         `open_range`."""
-        return arrived(self._tools, version, byte_range, slot, headers, answer)
+        return inline_response(self._tools, version, byte_range, slot, headers, answer)
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         """Return True if the index has all blocks of a range."""
@@ -148,7 +148,7 @@ class BlockCache:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
         return reader.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
-    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
+    def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """Return the right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
 
         None if another caller has it, or if blocks of the object are cached.
@@ -251,17 +251,17 @@ class BlockCache:
         limit_bytes = capacity.share(slot).limit_bytes
         return min(room_bytes, room_bytes if limit_bytes is None else limit_bytes)
 
-    async def adopt(self, offered: OfferedFile, *, slot: str = "default") -> int:
+    async def ingest(self, offered: IngestedFile, *, slot: str = "default") -> int:
         """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.
 
         The file's own name can be removed when this has returned. StoreUnavailable when there is no room for it, and
         when it is not on the same file system; nothing is lost by that.
         """
         tools = self._tools
-        adoption = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_of(slot))
-        if adoption is None:
+        ingest = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_of(slot))
+        if ingest is None:
             return 0
-        blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
+        blocks, evicted = await tools.threads.index(tools.directory.ingest, ingest)
         evicted.tell(tools.observer)
         return blocks
 

@@ -1,7 +1,7 @@
 """Files and index changed together, in the order that survives a kill between any two steps.
 
     a fetch      partial file → reserve (index) → rename → commit (index)
-    an adoption  reserve → link → commit
+    an ingest  reserve → link → commit
     an addition  reserve → append → extend (filling/small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
@@ -36,7 +36,8 @@ from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
-from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
+from gateway.blocks.index.index import BlockIndex, IndexFull
+from gateway.blocks.index.pins import Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.core.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
@@ -79,7 +80,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class Ingest:
     """A file that lies elsewhere, and the blocks in it (filling/hard_link_ingest.py)."""
 
     source: Path
@@ -180,17 +181,17 @@ class BlockDirectory:
             raise
         self.index.release(reservation)
 
-    def adopt(self, adoption: Adoption) -> tuple[int, Evicted]:
+    def ingest(self, ingest: Ingest) -> tuple[int, Evicted]:
         """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        pin = self.pins.of(adoption.key) if adoption.key is not None else 0
-        reservation = replace(adoption.reservation, pin=pin)
+        pin = self.pins.of(ingest.key) if ingest.key is not None else 0
+        reservation = replace(ingest.reservation, pin=pin)
         evicted = self.reserve(reservation)
         try:
-            self.store.link(adoption.source, reservation.file)
-            return self.commit(reservation, adoption.blocks), evicted
+            self.store.link(ingest.source, reservation.file)
+            return self.commit(reservation, ingest.blocks), evicted
         except BaseException:
             self.discard(reservation)
             raise

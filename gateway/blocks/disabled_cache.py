@@ -58,7 +58,7 @@ class ClosedCache:
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         return False
 
-    def arrived(
+    def inline_response(
         self,
         version: ObjectVersion,
         byte_range: ByteRange,
@@ -76,7 +76,7 @@ class ClosedCache:
         """The byte that a read begins with: nothing is asked for by it, as there is no first look."""
         return ByteRange(first, first)
 
-    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> None:
+    def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> None:
         """Return None: the right would need the directory."""
 
     async def invalidate(self, key: ObjectKey) -> None:

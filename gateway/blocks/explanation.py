@@ -68,19 +68,19 @@ def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Pres
             layout.block_at(version, number, size_bytes, ids)
             for number in range(first, min(first + _AT_ONCE, looked_at))
         ]
-        for block, standing in zip(some, index.standings([block.id for block in some]), strict=True):
-            if standing == "here":
+        for block, state in zip(some, index.states([block.id for block in some]), strict=True):
+            if state == "here":
                 counts["here"] += 1
                 here_bytes += block.length
                 continue
             numbers = layout.block_numbers(block.range, SUB_BLOCK_BYTES)
             pieces = [layout.block_at(version, number, SUB_BLOCK_BYTES, ids) for number in numbers[:pieces_left]]
             pieces_left -= len(pieces)
-            standings = index.standings([piece.id for piece in pieces])
-            found = [piece.length for piece, one in zip(pieces, standings, strict=True) if one == "here"]
+            states = index.states([piece.id for piece in pieces])
+            found = [piece.length for piece, one in zip(pieces, states, strict=True) if one == "here"]
             here_bytes += sum(found)
             counts["partly"] += bool(found)
-            counts["evicted"] += not found and "evicted" in (standing, *standings)
+            counts["evicted"] += not found and "evicted" in (state, *states)
             if missing and missing[-1].stop == block.offset:
                 missing[-1] = ByteRange(missing[-1].first, block.range.last)
             elif len(missing) < MISSING_SHOWN:

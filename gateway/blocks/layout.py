@@ -112,7 +112,7 @@ class _Tags:
 _TAGS = _Tags()
 
 
-def keep_apart(homes: Homes, first: str) -> None:
+def set_home_tags(homes: Homes, first: str) -> None:
     """From now on, in this process, blocks of a bucket are never taken for those of a bucket of the same name at
     another home: there, too, one ETag may stand for other bytes. Blocks of the home `first` bear no tag: the main one
     when the directory was begun, wherever the main one is by now."""

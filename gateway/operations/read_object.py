@@ -418,7 +418,7 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     habits = catalog.habits(key.bucket)
     if habits.weak_etags or habits.no_ranges:
         return None  # the answer could not be continued
-    look = blocks.first_look(key, wanted.first, vary_headers(headers))
+    look = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 
@@ -673,7 +673,7 @@ class _Get:
         byte_range = asked or ByteRange(0, version.size_bytes - 1)
         blocks = context.services.blocks
         why = blocks.why_missing(version, slot=context.slot.name, before=self.before)
-        body = blocks.arrived(
+        body = blocks.inline_response(
             version,
             byte_range,
             slot=context.slot.name,

@@ -75,7 +75,7 @@ class _NoBlocks(ClosedCache):
     def keep_free(self, _: Callable[[], int]) -> None:
         """Nothing is taken."""
 
-    async def adopt(self, *_: Any, **__: Any) -> bool:
+    async def ingest(self, *_: Any, **__: Any) -> bool:
         raise StoreUnavailable("this node keeps no blocks")
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:

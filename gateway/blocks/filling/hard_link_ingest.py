@@ -16,14 +16,14 @@ from pathlib import Path
 from awscrt import checksums as crt
 
 from gateway.blocks import layout
-from gateway.blocks.directory import Adoption
+from gateway.blocks.directory import Ingest
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedFile:
+class IngestedFile:
     """A file that begins with `size_bytes` bytes of `version`, those at `offset`, and will never be written again.
 
     `checksums` gives the CRC32C of each 64 KiB chunk of these, 4 bytes little-endian each, where they are known: they
@@ -37,7 +37,7 @@ class OfferedFile:
     checksums: Callable[[], bytes] | None = None
 
 
-def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption | None:
+def describe(offered: IngestedFile, slot: str, block_size_bytes: int) -> Ingest | None:
     """Return the records of a file on a slot's account; None if no block lies wholly in it.
 
     Reads bytes without checksums; raises StoreUnavailable when that fails. The whole file takes room, also behind the
@@ -52,12 +52,12 @@ def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
-    return Adoption(
+    return Ingest(
         offered.path, Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False), placed, offered.version.key
     )
 
 
-def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecord]:
+def _records(offered: IngestedFile, block_size_bytes: int) -> Iterator[BlockRecord]:
     whole = list(_whole_blocks(offered, block_size_bytes))
     if not whole:
         return
@@ -74,7 +74,7 @@ def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecor
         os.close(descriptor)
 
 
-def _whole_blocks(offered: OfferedFile, block_size_bytes: int) -> Iterator[Block]:
+def _whole_blocks(offered: IngestedFile, block_size_bytes: int) -> Iterator[Block]:
     stop = min(offered.offset + offered.size_bytes, offered.version.size_bytes)
     if stop <= offered.offset:
         return

@@ -7,28 +7,21 @@ transaction is short. `layout.py` describes the tables.
 
 Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
-
-`Pins` are prefixes whose blocks stay: never evicted, whatever their slot's policy. The file PINS lists them; it is
-replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look into. A
-file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so the files of a
-removed pin are known and released in steps.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import lmdb
-import orjson
 
 from gateway.blocks import layout
 from gateway.blocks.index.eviction import (
@@ -53,11 +46,9 @@ from gateway.blocks.layout import (
     Tables,
     WorkerFile,
 )
-from gateway.core.errors import NotKept, PinRefused, StoreUnavailable
-from gateway.core.model import ObjectKey
-from gateway.disk.atomic_write import LMDB_READERS_MAX, write_durably
+from gateway.core.errors import NotKept, StoreUnavailable
+from gateway.disk.atomic_write import LMDB_READERS_MAX
 from gateway.disk.lmdb_commits import LastCommit
-from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
@@ -103,7 +94,7 @@ ROWS_LOOKED_AT_MAX = 64
 _WRITTEN, _CEILING, _CEILING_KEPT = b"written", b"ceiling", b"ceiling-kept"
 
 
-Standing: TypeAlias = Literal["here", "evicted", "unknown"]
+BlockState: TypeAlias = Literal["here", "evicted", "unknown"]
 """State of a block, as far as is known."""
 
 
@@ -224,7 +215,7 @@ class BlockIndex:
                     return None
                 file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
         return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
@@ -232,20 +223,24 @@ class BlockIndex:
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
-    def standings(self, block_ids: Iterable[bytes]) -> list[Standing]:
+    def states(self, block_ids: Iterable[bytes]) -> list[BlockState]:
         """Return each block's state. An evicted one is known until its row is swept or too many are remembered."""
         try:  # as in `rows`: this is asked for every miss
             with self._environment.begin() as transaction:
-                return [self._standing(transaction, block_id) for block_id in block_ids]
+                return [self._state(transaction, block_id) for block_id in block_ids]
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
-    def _standing(self, transaction: lmdb.Transaction, block_id: bytes) -> Standing:
-        row = transaction.get(layout.block_key(block_id), db=self._tables.blocks)
+    def _state(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockState:
+        row = layout.get(transaction, self._tables.blocks, layout.block_key(block_id))
         if row is None:
             return "unknown"
-        file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-        return "evicted" if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else "here"
+        return "here" if self._file_of(transaction, row) is not None else "evicted"
+
+    def _file_of(self, transaction: lmdb.Transaction, row: bytes) -> bytes | None:
+        """Return the row of the file that a block's row names; None: the block has left."""
+        file = layout.get(transaction, self._tables.files, row[: layout.FILE_KEY_BYTES])
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else file
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
@@ -253,12 +248,11 @@ class BlockIndex:
         try:
             with self._environment.begin() as transaction:
                 for _, row in islice(layout.items(transaction, self._tables.blocks, object_id), rows_max):
-                    file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
+                    if (file := self._file_of(transaction, row)) is not None:
                         blocks += 1
                         size_bytes += layout.unpack_extent(row, file).length
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
         return blocks, size_bytes
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
@@ -268,12 +262,8 @@ class BlockIndex:
                 rows = islice(layout.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
                 known = [key for key, _ in rows]
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
         return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
-
-    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        with self.reading() as transaction:
-            return transaction.blocks_of_object(object_id)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -284,12 +274,11 @@ class BlockIndex:
             with self._environment.begin() as transaction:
                 rows = layout.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
-                    file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
+                    if self._file_of(transaction, row) is not None:
                         return True
                 return next(rows, None) is not None
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     def usage(self) -> Usage:
         with self.reading() as transaction:
@@ -322,7 +311,7 @@ class BlockIndex:
         try:
             return int(self._environment.info()["last_txnid"])
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     def knows_file(self, file: str) -> bool:
         with self.reading() as transaction:
@@ -416,10 +405,10 @@ class BlockIndex:
             if not new:
                 transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file))
                 return 0
-            pin = reservation.pin
-            if pin and not (transaction.has_pin(pin) and self._pin_fits(transaction, reservation, capacity)):
-                pin = 0
-            transaction.admit(reservation, new, pin)
+            slot, pin = transaction.slot(reservation.slot), reservation.pin
+            fits = pin and transaction.has_pin(pin)
+            fits = fits and self.pins_fit(transaction, slot, reservation.disk_bytes, capacity)
+            transaction.admit(reservation, new, pin if fits else 0)
             return len(new)
 
     def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
@@ -550,7 +539,7 @@ class BlockIndex:
             with self._environment.begin() as transaction:
                 yield IndexTransaction(transaction, self._tables, self.worker)
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     @contextmanager
     def writing(self) -> Iterator[IndexTransaction]:
@@ -604,9 +593,6 @@ class BlockIndex:
         self._holdings_until = self._monotonic() + HOLDINGS_SECONDS
         return self._holdings
 
-    def _pin_fits(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> bool:
-        return self.pins_fit(transaction, transaction.slot(reservation.slot), reservation.disk_bytes, capacity)
-
     def pins_fit(self, transaction: IndexTransaction, slot: int, size_bytes: int, capacity: Capacity) -> bool:
         holdings = self._holdings
         if holdings is None or holdings.capacity is not capacity or slot not in holdings.names:
@@ -619,242 +605,11 @@ class BlockIndex:
         return count if on == day else 0
 
 
+def _unreadable(error: lmdb.Error) -> StoreUnavailable:
+    return StoreUnavailable(f"the block index cannot be read: {error}")
+
+
 def _check_writes(written_bytes: int, capacity: Capacity) -> None:
     bytes_max = capacity.daily_writes_bytes
     if bytes_max is not None and written_bytes > bytes_max:
         raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
-
-
-PINS_MAX = 1000
-"""Limit of pins that users ask for."""
-
-KEPT_FROM = 2**31
-"""Their numbers have this bit: what they have left is the first to leave."""
-
-KEPT_MAX = 1000
-"""Limit of pins that `keep_last` of slots asks for."""
-
-FILES_PER_STEP = 64
-"""A transaction of about a millisecond: others wait for it."""
-
-_FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PinList:
-    """Content of the file: the number of every pinned prefix, and the next number."""
-
-    numbers: dict[str, int]
-    next_number: int = 1
-    kept: frozenset[str] = frozenset()
-    """Pins that no user named: the newest checkpoints (`keep_last` of a slot)."""
-
-    def pack(self) -> bytes:
-        document: dict[str, object] = {"format": _FORMAT, "next": self.next_number, "pins": self.numbers}
-        if self.kept:
-            document["kept"] = sorted(self.kept)
-        return orjson.dumps(document, option=orjson.OPT_INDENT_2)
-
-    @classmethod
-    def unpack(cls, content: bytes) -> PinList:
-        """Raise StoreUnavailable unless this version has written the file."""
-        try:
-            document = orjson.loads(content)
-            if document["format"] != _FORMAT:
-                raise ValueError(document["format"])
-            numbers = {str(prefix): int(number) for prefix, number in document["pins"].items()}
-            return cls(numbers, document["next"], frozenset(map(str, document.get("kept", ()))) & numbers.keys())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreUnavailable(f"the file of pins is not valid: {error}") from error
-
-
-class PinnedPrefixes:
-    """Finds the pin that a key is under, in a time that hardly depends on how many there are.
-
-    No prefix in it begins with another, so that only the last that is not behind a key can be a prefix of it.
-    """
-
-    def __init__(self, numbers: Mapping[str, int]) -> None:
-        self._prefixes: list[str] = []
-        self._numbers: list[int] = []
-        for prefix, number in sorted((_whole(Prefix.parse(text)), number) for text, number in numbers.items()):
-            if not (self._prefixes and prefix.startswith(self._prefixes[-1])):
-                self._prefixes.append(prefix)
-                self._numbers.append(number)
-
-    def __bool__(self) -> bool:
-        return bool(self._prefixes)
-
-    def number_of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
-        whole = f"{key.bucket}/{key.key}"
-        position = bisect_right(self._prefixes, whole) - 1
-        return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
-
-
-def _whole(prefix: Prefix) -> str:
-    return f"{prefix.bucket}/{prefix.key_prefix}"
-
-
-class Pins:
-    def __init__(self, index: BlockIndex, path: Path) -> None:
-        self._index = index
-        self._path = path
-        self._known: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
-
-    def of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
-        return self.of_each([key])[0]
-
-    def of_each(self, keys: Iterable[ObjectKey]) -> list[int]:
-        with self._index.reading() as transaction:
-            prefixes = self.prefixes(transaction)
-        return [prefixes.number_of(key) for key in keys]
-
-    def prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
-        """All that is pinned: read from the index where that has changed."""
-        version, known = transaction.pins_version(), self._known
-        if version != known[0]:
-            known = self._known = version, PinnedPrefixes(transaction.pins())
-        return known[1]
-
-    def all(self) -> dict[str, int]:
-        kept = self._read().kept
-        with self._index.reading() as transaction:
-            return {prefix: number for prefix, number in sorted(transaction.pins().items()) if prefix not in kept}
-
-    def recover(self) -> None:
-        """Bring the index in line with the file."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if transaction.pins() != known.numbers:
-                transaction.set_pins(known.numbers)
-
-    def add(self, prefix: str) -> int:
-        """Pin a prefix, if it is not pinned yet; its number. PinRefused when a pin overlaps it, or there are many."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if prefix in known.numbers:
-                self._replace(transaction, replace(known, kept=known.kept - {prefix}))
-                return known.numbers[prefix]
-            covered = {one for one in known.kept if one.startswith(prefix)}  # they give way: they stay all the same
-            left = {name: number for name, number in known.numbers.items() if name not in covered}
-            known = PinList(left, known.next_number, known.kept - covered)
-            around = next((one for one in known.kept if prefix.startswith(one)), None)
-            if around is not None:
-                raise PinRefused(f"{prefix} lies within {around}, which is kept: it stays already")
-            _check_new(known, prefix)
-            number = known.next_number
-            self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
-            return number
-
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
-        """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
-        reasons for those without one, and whether any pin ended: then call `let_go`."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            gone = known.kept.difference(wanted)
-            numbers = {name: one for name, one in known.numbers.items() if name not in gone}
-            kept, number = known.kept & numbers.keys(), known.next_number
-            found, refused = dict[str, int](), dict[str, str]()
-            for prefix in wanted:
-                if prefix in numbers:
-                    found[prefix] = numbers[prefix]
-                    continue
-                around = next((one for one in numbers if prefix.startswith(one)), None)
-                within = next((one for one in numbers if one.startswith(prefix)), None)
-                if around is not None:
-                    found[prefix] = numbers[around]
-                elif within is not None:
-                    refused[prefix] = f"{within}, which lies within it, is pinned"
-                elif len(kept) >= KEPT_MAX:
-                    refused[prefix] = f"{KEPT_MAX} checkpoints are kept"
-                else:
-                    found[prefix] = numbers[prefix] = KEPT_FROM | number
-                    kept, number = kept | {prefix}, number + 1
-            followed = PinList(numbers, number, kept)
-            if followed != known:
-                self._replace(transaction, followed)
-            return found, refused, bool(gone)
-
-    def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> int:
-        """Put the files of all blocks of an object under a pin; how many bytes of it are there. PinRefused when the
-        slot may not pin so much."""
-        block_ids = self._index.blocks_of_object(object_id)
-        self.hold(block_ids, number, capacity)
-        with self._index.reading() as transaction:
-            found = [transaction.block(block_id) for block_id in block_ids]
-        return sum(one[0].extent.length for one in found if one is not None)
-
-    def remove(self, prefix: str) -> bool:
-        """Unpin; whether it was pinned. `let_go` does the rest."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if prefix not in known.numbers or prefix in known.kept:
-                return False
-            left = {name: number for name, number in known.numbers.items() if name != prefix}
-            self._replace(transaction, PinList(left, known.next_number, known.kept))
-            return True
-
-    def let_go(self) -> Iterator[None]:
-        """Unpin the files of ended pins, a step at a time."""
-        with self._index.reading() as transaction:
-            slots = list(transaction.slots().values())
-        for slot in slots:
-            after: bytes | None = b""
-            while after is not None:
-                after = self._let_go_some(slot, after)
-                yield
-
-    def hold(self, block_ids: Sequence[bytes], number: int, capacity: Capacity) -> None:
-        """Put the files of blocks under a pin, where there are such. PinRefused when the slot may not pin so much."""
-        for position in range(0, len(block_ids), FILES_PER_STEP):
-            with self._index.writing() as transaction:
-                for block_id in block_ids[position : position + FILES_PER_STEP]:
-                    self._hold(transaction, block_id, number, capacity)
-
-    def _hold(self, transaction: IndexTransaction, block_id: bytes, number: int, capacity: Capacity) -> None:
-        found = transaction.block(block_id)
-        if found is None or found[1].pin == number:
-            return
-        file = found[1]
-        if not file.pin and not self._index.pins_fit(transaction, file.slot, file.disk_bytes, capacity):
-            raise PinRefused("the cache has no room for more pinned blocks")
-        transaction.hold(file, number)
-
-    def _let_go_some(self, slot: int, after: bytes) -> bytes | None:
-        with self._index.writing() as transaction:
-            found = transaction.queued(slot, Queue.PINNED, after, FILES_PER_STEP)
-            for _, file in found:
-                if transaction.has_pin(file.pin):
-                    continue
-                if file.pin >= KEPT_FROM:
-                    transaction.let_go_first(file)
-                else:
-                    transaction.hold(file, 0)
-            return found[-1][0] if found else None
-
-    def _read(self) -> PinList:
-        try:
-            return PinList.unpack(self._path.read_bytes())
-        except FileNotFoundError:
-            return PinList({})
-        except OSError as error:
-            raise StoreUnavailable(f"the file of pins cannot be read: {error}") from error
-
-    def _replace(self, transaction: IndexTransaction, pins: PinList) -> None:
-        try:
-            write_durably(self._path, pins.pack())
-        except OSError as error:
-            raise StoreUnavailable(f"the file of pins cannot be written: {error}") from error
-        transaction.set_pins(pins.numbers)
-
-
-def _check_new(known: PinList, prefix: str) -> None:
-    if len(known.numbers) - len(known.kept) >= PINS_MAX:
-        raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
-    for other in known.numbers:
-        if prefix.startswith(other):
-            raise PinRefused(f"{prefix} lies within {other}, which is pinned")
-        if other.startswith(prefix):
-            raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")

@@ -2,7 +2,7 @@
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
-    PINS     the prefixes whose blocks stay (index.py)
+    PINS     the prefixes whose blocks stay (index/pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -26,8 +26,9 @@ from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.eviction import capacity_of, fingerprint_of
-from gateway.blocks.index.index import BlockIndex, Pins
-from gateway.blocks.layout import BlockSettings, WorkerFile, keep_apart
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.pins import Pins
+from gateway.blocks.layout import BlockSettings, WorkerFile, set_home_tags
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
@@ -136,7 +137,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
         _write_format(path)
         slots.take_own()
         try:
-            keep_apart(settings.homes, _first_home(path, settings.homes.main))
+            set_home_tags(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
             with suppress(StoreUnavailable):  # the disk is full already: cached blocks can be read all the same

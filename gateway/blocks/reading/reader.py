@@ -28,7 +28,7 @@ from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile, SingleFlight
-from gateway.blocks.index.index import BlockIndex, Standing
+from gateway.blocks.index.index import BlockIndex, BlockState
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.sources import (
     BLOCKS_LOOKED_UP_MAX,
@@ -512,7 +512,7 @@ class SourceOpener:
         self._request = request
         self._looks_first = request.answer is not None
         self._sub_blocks: SubBlocks | None = None
-        self._missing: tuple[Block, Standing] | None = None
+        self._missing: tuple[Block, BlockState] | None = None
         """The first block that was missing, and how it stood before it was asked for: after that it is here."""
 
     def look_up(self) -> Outcome:
@@ -541,8 +541,8 @@ class SourceOpener:
     def _note_missing(self, block: Block, position: int) -> None:
         if self._missing is None and self._request.purpose is Purpose.LIVE:
             request = self._request
-            standing = _standing(self._tools, block, position, request.block_size_bytes, request.ids)
-            self._missing = block, standing
+            state = _state(self._tools, block, position, request.block_size_bytes, request.ids)
+            self._missing = block, state
 
     async def open(self, position: int) -> BlockSource | FillSource:
         """The source of the bytes at a position; StoreUnavailable when there can be none but the origin."""
@@ -702,20 +702,20 @@ def why_missing(
     size_bytes, ids = tools.settings.block_size_of(slot), layout.BlockIds(version)
     try:
         block = layout.block_at(version, 0, size_bytes, ids)
-        return _why(tools, version, size_bytes, before, block, _standing(tools, block, 0, size_bytes, ids))
+        return _why(tools, version, size_bytes, before, block, _state(tools, block, 0, size_bytes, ids))
     except StoreUnavailable:
         return "not-kept"
 
 
-def _standing(tools: ReadDependencies, block: Block, position: int, size_bytes: int, ids: layout.BlockIds) -> Standing:
+def _state(tools: ReadDependencies, block: Block, position: int, size_bytes: int, ids: layout.BlockIds) -> BlockState:
     """Return the state of a missing block; "evicted" also if the sub-block at a position was cached."""
     index, version = tools.directory.index, block.version
-    [standing] = index.standings([block.id])
-    if standing == "unknown" and version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
+    [state] = index.states([block.id])
+    if state == "unknown" and version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
         sub_block = layout.block_at(version, position // SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, ids)
-        [of_sub_block] = index.standings([sub_block.id])
-        return "evicted" if of_sub_block == "evicted" else standing
-    return standing
+        [of_sub_block] = index.states([sub_block.id])
+        return "evicted" if of_sub_block == "evicted" else state
+    return state
 
 
 def _why(
@@ -724,10 +724,10 @@ def _why(
     size_bytes: int,
     before: ObjectVersion | None,
     block: Block,
-    standing: Standing,
+    state: BlockState,
 ) -> MissReason:
     """Why a block of a version is missing, that stood so before it was asked for."""
-    if standing != "unknown":
+    if state != "unknown":
         return "evicted"  # a cached block was found damaged
     if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
         return "not-kept"

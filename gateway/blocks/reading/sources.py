@@ -6,7 +6,7 @@ A block on disk is verified piece by piece, the next piece while the client take
 
 Two short ways serve bytes without a wait. A range that lies in one block, indexed, verified and in
 memory, is given as it lies (`warm_span`). An unknown small object is given from memory when its first
-response has brought all of it, while it goes to disk (`arrived`). All else is the range reader's (reader.py).
+response has brought all of it, while it goes to disk (`inline_response`). All else is the range reader's (reader.py).
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class BlockSource:
 class FillSource:
     """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and MovedToFile.
 
-    One that another reader began, and whose bytes have all arrived, counts as cached.
+    One that another reader began, and whose bytes have all inline_response, counts as cached.
     """
 
     def __init__(
@@ -587,7 +587,7 @@ GIVEN_BYTES_MAX = 128 * 1024
 """Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
 
 
-def arrived(
+def inline_response(
     tools: ReadDependencies,
     version: ObjectVersion,
     byte_range: ByteRange,
