@@ -29,8 +29,7 @@ from gateway.app.write_back import (
     is_needed,
     opened_buffer,
 )
-from gateway.blocks.cache import BlockCache
-from gateway.blocks.disabled_cache import Blocks, ClosedCache
+from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
@@ -208,9 +207,9 @@ async def _directory(
 
 
 @asynccontextmanager
-async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
+async def _no_directory(node: _Node) -> AsyncIterator[tuple[PassthroughCache, Catalog]]:
     yield (
-        ClosedCache(node.origin, node.clock, node.metrics.cache),
+        PassthroughCache.without_directory(node.origin, node.clock, node.metrics.cache),
         Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
     )
 

@@ -376,6 +376,9 @@ class Trouble(StrEnum):
     FAILING = "failing"
     """It neither gives nor takes."""
 
+    CLOSED = "closed"
+    """It was not opened."""
+
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 

@@ -6,9 +6,12 @@ from collections import Counter
 from typing import NamedTuple
 
 from gateway.blocks import layout
-from gateway.blocks.reading.reader import SUB_BLOCK_BYTES, are_used
-from gateway.blocks.reading.sources import ReadDependencies
-from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.blocks.dependencies import CacheDependencies
+from gateway.blocks.index.index import BlockState
+from gateway.blocks.layout import Block
+from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, are_used, state_of
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000
 """Limit of blocks of one object that are looked at: that takes a second."""
@@ -47,18 +50,22 @@ class Holding(NamedTuple):
     size_bytes: int
 
 
-def why_not_kept(tools: ReadDependencies, size_bytes: int | None, slot: str) -> str | None:
+def why_not_kept(dependencies: CacheDependencies, size_bytes: int | None, slot: str) -> str | None:
     """In words; None: it is kept. `size_bytes`: None where it is not known."""
-    if not tools.isolation.writable:
-        return f"the cache directory takes nothing: {tools.isolation.state}"
-    if size_bytes is not None and not tools.settings.keeps(slot, size_bytes):
+    if not dependencies.isolation.writable:
+        return f"the cache directory takes nothing: {dependencies.isolation.state}"
+    if size_bytes is not None and not dependencies.settings.keeps(slot, size_bytes):
         return "it is larger than the objects that its slot keeps (kept_object_size)"
     return None
 
 
-def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Presence:
+def presence(dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> Presence:
     """Blocks; StoreUnavailable."""
-    size_bytes, index, ids = tools.settings.block_size_of(slot), tools.directory.index, layout.BlockIds(version)
+    size_bytes, index, ids = (
+        dependencies.settings.block_size_of(slot),
+        dependencies.directory.index,
+        layout.BlockIds(version),
+    )
     blocks = -(-version.size_bytes // size_bytes)
     looked_at = min(blocks, BLOCKS_EXPLAINED_MAX)
     counts, here_bytes, missing = Counter[str](), 0, list[ByteRange]()
@@ -88,6 +95,46 @@ def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Pres
     return Presence(blocks, looked_at, counts["here"], counts["partly"], counts["evicted"], here_bytes, missing)
 
 
-def holding(tools: ReadDependencies, key: ObjectKey) -> Holding:
+def holding(dependencies: CacheDependencies, key: ObjectKey) -> Holding:
     """Blocks; StoreUnavailable."""
-    return Holding(*tools.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))
+    return Holding(*dependencies.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))
+
+
+def why_missing(
+    dependencies: CacheDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
+) -> MissReason | None:
+    """Do as `BlockCache.why_missing`."""
+    if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
+        return "not-kept"
+    size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
+    try:
+        block = layout.block_at(version, 0, size_bytes, ids)
+        state = state_of(dependencies.directory.index, block, 0, size_bytes, ids)
+    except StoreUnavailable:
+        return "not-kept"
+    return why_block_missing(dependencies, size_bytes, before, block, state)
+
+
+def why_block_missing(
+    dependencies: CacheDependencies, size_bytes: int, before: ObjectVersion | None, block: Block, state: BlockState
+) -> MissReason:
+    """Return why a block was missing that was in this state before it was asked for."""
+    version = block.version
+    if state != "unknown":
+        return "evicted"  # a cached block was found damaged
+    if block.id in dependencies.fetches.refused:  # a small one, whose bytes had left before that was known
+        return "not-kept"
+    if before is not None and before != version:
+        return "changed"
+    index, object_id = dependencies.directory.index, layout.object_id(version.key)
+    try:
+        if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
+            return "first-read"  # a larger object would need the ids of all its blocks
+        ids = layout.BlockIds(version)
+        own = [layout.block_at(version, 0, size_bytes, ids).id]
+        if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
+            count = -(-version.size_bytes // SUB_BLOCK_BYTES)
+            own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
+        return "changed" if index.has_others(object_id, own) else "first-read"
+    except StoreUnavailable:
+        return "not-kept"

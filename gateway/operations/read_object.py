@@ -27,7 +27,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from gateway.blocks.filling.origin_gets import RangeIgnored, UnpinnedGet, UnpinnedResponse
-from gateway.blocks.reading.reader import Outcome
+from gateway.blocks.reading.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, cast
 
 from gateway.app.write_back import Flushing, FlushServices
-from gateway.blocks.disabled_cache import ClosedCache
+from gateway.blocks.cache import PassthroughCache
 from gateway.core.clock import Moment
 from gateway.core.errors import StoreUnavailable
 from gateway.edge import asgi
@@ -69,7 +69,7 @@ def _absorbs(tx: JournalView, bucket: str, *, with_local_etags: bool) -> bool:
     return capabilities is not None and why_of_bucket(capabilities, may_be_local=with_local_etags) is None
 
 
-class _NoBlocks(ClosedCache):
+class _NoBlocks(PassthroughCache):
     """No block cache: what is flushed is not kept."""
 
     def keep_free(self, _: Callable[[], int]) -> None:
@@ -153,7 +153,7 @@ class Node:
             answers = BucketMetadataCache(
                 self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0, observer=SmallAnswerMetrics()
             )
-            blocks = _NoBlocks(origin, self.clock, CacheMetrics())
+            blocks = _NoBlocks.without_directory(origin, self.clock, CacheMetrics())
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
             self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface", RequestMetrics())
@@ -171,7 +171,7 @@ class Node:
             around = FlushServices(
                 origin,
                 Catalog.switched_off(origin, self.clock, CatalogMetrics()),
-                cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
+                cast(Any, _NoBlocks.without_directory(origin, self.clock, CacheMetrics())),
                 self.slots,
                 self.clock,
                 FlushLogger(WritebackMetrics(), self.clock),

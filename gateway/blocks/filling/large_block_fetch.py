@@ -18,8 +18,8 @@ from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFile
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, FetchLocks, LockKey
+from gateway.blocks.filling.inflight_fetch import BlockPublished, InflightFetch
 from gateway.blocks.filling.origin_gets import PinnedGet
-from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable

@@ -29,8 +29,8 @@ from gateway.blocks.files import store
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.filling.fetch_locks import LockKey
+from gateway.blocks.filling.inflight_fetch import InflightFetch
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import Block, Reservation
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable

@@ -62,6 +62,17 @@ class CircuitBreaker:
         self._closed = False
         observer.disk_state(WELL)
 
+    @classmethod
+    def open_for_good(cls, clock: Clock, observer: CacheMetrics) -> CircuitBreaker:
+        """Return the breaker of a directory that cannot be opened: nothing is read or written, and nothing is tried."""
+
+        async def unchanged(trouble: Trouble) -> Trouble:
+            return trouble
+
+        breaker = cls(Path(), unchanged, clock, observer)
+        breaker._enter(Trouble.CLOSED)
+        return breaker
+
     @property
     def state(self) -> str:
         """well, or what is wrong."""

@@ -12,28 +12,23 @@ reader are read for all. The reader that comes to them finds out any damage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.layout import Extent
+from gateway.blocks.reading.plan import ReadPlan
 from gateway.core.errors import BlockError
-
-if TYPE_CHECKING:
-    from gateway.blocks.reading.sources import ReadDependencies, ReadRequest
 
 BLOCK_AHEAD_BYTES = 8 * 1024 * 1024
 """Bytes at the beginning of a block that are verified before a reader comes to it."""
 
 READER_AHEAD_BYTES = 32 * 1024 * 1024
 """Most that is verified in further blocks for one reader: at 2 GB/s, 16 milliseconds of work."""
-
-PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
-"""Limit for all readers of a process. Readers without room verify pieces when they come to them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -97,27 +92,19 @@ class PieceVerifier:
         return piece
 
 
-@dataclass(slots=True)
-class AheadRoom:
-    """Bytes that may still be verified ahead for the readers of a process. Event loop only."""
-
-    left_bytes: int = PROCESS_AHEAD_BYTES
-
-
 class BlocksAhead:
     """Verifies the blocks behind the one that a reader is in. Event loop only; to be stopped at the end.
 
-    Those in `fetched` it lets be: what this process has just written for the reader need not be verified.
+    Those that were fetched for the reader it lets be: what this process has just written need not be verified.
     """
 
-    def __init__(self, tools: ReadDependencies, request: ReadRequest, fetched: Set[bytes]) -> None:
-        self._tools = tools
-        self._request = request
-        self._fetched = fetched
+    def __init__(self, dependencies: CacheDependencies, plan: ReadPlan) -> None:
+        self._dependencies = dependencies
+        self._plan = plan
         self._pieces: dict[int, _Piece] = {}
         self._next = 0
         self._depth = 1
-        self._depth_max = max(1, READER_AHEAD_BYTES // request.block_size_bytes)
+        self._depth_max = max(1, READER_AHEAD_BYTES // plan.block_size_bytes)
         self.is_active = False
         """True once the reader has come to bytes that had to be verified."""
 
@@ -127,17 +114,17 @@ class BlocksAhead:
         StoreUnavailable as the index raises it.
         """
         self.is_active = True
-        first = stop // self._request.block_size_bytes
+        first = stop // self._plan.block_size_bytes
         self._next = max(self._next, first)
-        while self._next < min(first + self._depth, self._request.numbers.stop) and self._begin(self._next):
+        while self._next < min(first + self._depth, self._plan.numbers.stop) and self._begin(self._next):
             self._next += 1
 
     async def come_to(self, position: int) -> None:
         """The reader is about to open the block at a position: wait until what was begun with it is done."""
-        piece = self._pieces.pop(position // self._request.block_size_bytes, None)
+        piece = self._pieces.pop(position // self._plan.block_size_bytes, None)
         if piece is None or piece.verifying is None:
             return
-        self._tools.ahead_room.left_bytes += piece.count
+        self._dependencies.ahead_room.left_bytes += piece.count
         if not piece.verifying.done():  # the client is faster than the device
             self._depth = min(self._depth + 1, self._depth_max)
             await asyncio.wait((piece.verifying,))
@@ -146,31 +133,31 @@ class BlocksAhead:
         """The reader goes no further. Idempotent."""
         while self._pieces:
             piece = self._pieces.popitem()[1]
-            self._tools.ahead_room.left_bytes += piece.count
+            self._dependencies.ahead_room.left_bytes += piece.count
             piece.let_be()
 
     def _begin(self, number: int) -> bool:
-        tools, block = self._tools, self._request.block(number)
-        if block.id in self._fetched:
+        dependencies, block = self._dependencies, self._plan.block(number)
+        if block.id in self._plan.fetched:
             return True
-        extent = tools.directory.index.lookup(block.id)
+        extent = dependencies.directory.index.lookup(block.id)
         if extent is None:
             return False
-        wanted = self._request.part_in(block).length
+        wanted = self._plan.part_in(block).length
         piece = _Piece(0, min(wanted, BLOCK_AHEAD_BYTES))
-        if tools.ahead_room.left_bytes < piece.count:
+        if dependencies.ahead_room.left_bytes < piece.count:
             return False
-        file = tools.open_files.get(extent.file)
+        file = dependencies.open_files.get(extent.file)
         if file is None:
-            store, open_files = tools.directory.store, tools.open_files
-            work = tools.threads.disk(_open_and_verify, open_files, store, extent, piece, wanted == block.length)
+            store, open_files = dependencies.directory.store, dependencies.open_files
+            work = dependencies.threads.disk(_open_and_verify, open_files, store, extent, piece, wanted == block.length)
         else:
             with file:
                 if file.file.intact(extent, 0, piece.count):
                     return True
-                work = tools.threads.disk_holding(file, _verify_quietly, extent, piece, wanted == block.length)
+                work = dependencies.threads.disk_holding(file, _verify_quietly, extent, piece, wanted == block.length)
         piece.verifying = asyncio.create_task(work)
-        tools.ahead_room.left_bytes -= piece.count
+        dependencies.ahead_room.left_bytes -= piece.count
         self._pieces[number] = piece
         return True
 

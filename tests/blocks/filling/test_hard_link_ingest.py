@@ -123,8 +123,8 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
             await cache.ingest(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
             taken_bytes = 4 * BLOCK + 4096  # what is behind the bytes takes a page
             assert cache.usage().used_bytes == taken_bytes
-            record = next(cache._tools.directory.index.blocks())
-            assert cache._tools.directory.drop(record.block_id, record.extent.file)
+            record = next(cache._dependencies.directory.index.blocks())
+            assert cache._dependencies.directory.drop(record.block_id, record.extent.file)
             assert (cache.usage().blocks, cache.usage().used_bytes) == (3, taken_bytes)
             await read(cache, other)
             await cache.settle()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading import reader
-from gateway.blocks.reading.reader import window_blocks_max
-from gateway.blocks.reading.sources import AheadMarks
+from gateway.blocks.dependencies import AheadMarks
+from gateway.blocks.reading import plan
+from gateway.blocks.reading.plan import window_blocks_max
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import (
@@ -50,8 +50,8 @@ async def read_block(cache: BlockCache, version: ObjectVersion, number: int) -> 
 
 def test_the_window_of_a_long_range_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole object begins with a few blocks and has more on their way with every byte read, up to the setting."""
-    monkeypatch.setattr(reader, "FIRST_WINDOW_BYTES", 4 * BLOCK)
-    monkeypatch.setattr(reader, "GROWTH", 2)
+    monkeypatch.setattr(plan, "FIRST_WINDOW_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(plan, "GROWTH", 2)
 
     async def scenario() -> None:
         origin = make_origin()

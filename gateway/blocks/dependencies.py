@@ -1,0 +1,140 @@
+"""What the parts of one process's block cache share: put together once, when the cache opens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.blocks.directory import BlockDirectory, DiskThreads
+from gateway.blocks.files.block_file import OpenFiles
+from gateway.blocks.files.page_cache import Residency
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
+from gateway.blocks.filling.origin_gets import UnpinnedGets
+from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
+from gateway.blocks.index.index import AccessLog
+from gateway.blocks.layout import BlockSettings
+from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
+from gateway.blocks.maintenance.opening import OpenDirectory
+from gateway.core.clock import Clock
+from gateway.origin.client import Origin
+from gateway.telemetry.metric_observers import CacheMetrics
+
+PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
+"""Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
+them."""
+
+_MARKS_MAX = 4096
+
+
+@dataclass(slots=True)
+class AheadMarks:
+    """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
+
+    Event loop only.
+    """
+
+    _blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def __contains__(self, block_id: bytes) -> bool:
+        return block_id in self._blocks
+
+    def add(self, block_id: bytes) -> None:
+        self._blocks[block_id] = None
+        if len(self._blocks) > _MARKS_MAX:
+            self._blocks.popitem(last=False)
+
+    def take(self, block_id: bytes) -> bool:
+        return self._blocks.pop(block_id, self) is None
+
+
+@dataclass(slots=True)
+class AheadRoom:
+    """Bytes that may still be verified ahead for the readers of a process. Event loop only."""
+
+    left_bytes: int = PROCESS_AHEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDependencies:
+    settings: BlockSettings
+    opened: OpenDirectory
+    directory: BlockDirectory
+    origin: Origin
+    fetches: SingleFlight
+    unpinned_gets: UnpinnedGets
+    threads: DiskThreads
+    accesses: AccessLog
+    open_files: OpenFiles
+    isolation: CircuitBreaker
+    clock: Clock
+    observer: CacheMetrics
+    watcher: FileWatcher
+    writer: GroupCommitWriter
+    residency: Residency = field(default_factory=Residency)
+    ahead_marks: AheadMarks = field(default_factory=AheadMarks)
+    ahead_room: AheadRoom = field(default_factory=AheadRoom)
+    held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
+    """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
+
+    @classmethod
+    def assemble(
+        cls,
+        settings: BlockSettings,
+        opened: OpenDirectory,
+        threads: DiskThreads,
+        origin: Origin,
+        clock: Clock,
+        observer: CacheMetrics,
+    ) -> CacheDependencies:
+        """Give each part those others that it works with."""
+        watcher, open_files = FileWatcher(), OpenFiles()
+        blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
+        blocks.on_unlink = open_files.drop
+        writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
+        probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
+        isolation = CircuitBreaker(settings.directory, probe, clock, observer)
+        threads.on_error = isolation.note
+        threads.stalled = lambda: blocks.index.stalled
+        fetchers = Fetchers(
+            SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
+            LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
+            settings.packed_bytes_max,
+            blocks,
+            locks,
+            watcher,
+            isolation,
+            observer,
+        )
+        return cls(
+            settings,
+            opened,
+            blocks,
+            origin,
+            SingleFlight(fetchers, settings.fills_max),
+            UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max)),
+            threads,
+            blocks.index.accesses,
+            open_files,
+            isolation,
+            clock,
+            observer,
+            watcher,
+            writer,
+        )
+
+    @classmethod
+    def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> CacheDependencies:
+        """Return the parts of a cache that has no directory. Its breaker is open: nobody comes to a part that needs
+        one."""
+        settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock, observer)
+        none: Any = SimpleNamespace(index=None)
+        return cls(settings, none, none, origin, none, none, none, none, none, breaker, clock, observer, none, none)
