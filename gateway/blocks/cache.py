@@ -116,7 +116,7 @@ class PassthroughCache:
 
     def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason | None:
         """As `RangeReader.why_missing`, of an object of one block, before it is fetched in another way."""
-        return explanation.why_missing(self._dependencies, version, slot, before)
+        return plan.why_missing(self._dependencies, version, slot, before)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""

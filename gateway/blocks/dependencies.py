@@ -29,32 +29,6 @@ PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
 """Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
 them."""
 
-_MARKS_MAX = 4096
-
-
-@dataclass(slots=True)
-class AheadMarks:
-    """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
-
-    Event loop only.
-    """
-
-    _blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-
-    def __bool__(self) -> bool:
-        return bool(self._blocks)
-
-    def __contains__(self, block_id: bytes) -> bool:
-        return block_id in self._blocks
-
-    def add(self, block_id: bytes) -> None:
-        self._blocks[block_id] = None
-        if len(self._blocks) > _MARKS_MAX:
-            self._blocks.popitem(last=False)
-
-    def take(self, block_id: bytes) -> bool:
-        return self._blocks.pop(block_id, self) is None
-
 
 @dataclass(slots=True)
 class AheadRoom:
@@ -80,7 +54,9 @@ class CacheDependencies:
     watcher: FileWatcher
     writer: GroupCommitWriter
     residency: Residency = field(default_factory=Residency)
-    ahead_marks: AheadMarks = field(default_factory=AheadMarks)
+    ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
+    Event loop only."""
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
     """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""

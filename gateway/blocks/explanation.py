@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.index.index import BlockState
-from gateway.blocks.layout import Block
-from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, are_used, state_of
-from gateway.core.errors import StoreUnavailable
-from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, are_used
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000
 """Limit of blocks of one object that are looked at: that takes a second."""
@@ -98,43 +95,3 @@ def presence(dependencies: CacheDependencies, version: ObjectVersion, slot: str)
 def holding(dependencies: CacheDependencies, key: ObjectKey) -> Holding:
     """Blocks; StoreUnavailable."""
     return Holding(*dependencies.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))
-
-
-def why_missing(
-    dependencies: CacheDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
-) -> MissReason | None:
-    """Do as `BlockCache.why_missing`."""
-    if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
-        return "not-kept"
-    size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
-    try:
-        block = layout.block_at(version, 0, size_bytes, ids)
-        state = state_of(dependencies.directory.index, block, 0, size_bytes, ids)
-    except StoreUnavailable:
-        return "not-kept"
-    return why_block_missing(dependencies, size_bytes, before, block, state)
-
-
-def why_block_missing(
-    dependencies: CacheDependencies, size_bytes: int, before: ObjectVersion | None, block: Block, state: BlockState
-) -> MissReason:
-    """Return why a block was missing that was in this state before it was asked for."""
-    version = block.version
-    if state != "unknown":
-        return "evicted"  # a cached block was found damaged
-    if block.id in dependencies.fetches.refused:  # a small one, whose bytes had left before that was known
-        return "not-kept"
-    if before is not None and before != version:
-        return "changed"
-    index, object_id = dependencies.directory.index, layout.object_id(version.key)
-    try:
-        if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
-            return "first-read"  # a larger object would need the ids of all its blocks
-        ids = layout.BlockIds(version)
-        own = [layout.block_at(version, 0, size_bytes, ids).id]
-        if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
-            count = -(-version.size_bytes // SUB_BLOCK_BYTES)
-            own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
-        return "changed" if index.has_others(object_id, own) else "first-read"
-    except StoreUnavailable:
-        return "not-kept"

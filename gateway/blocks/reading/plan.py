@@ -13,6 +13,7 @@ The bytes of sub-blocks are then fetched once more: a quarter of a block at most
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -21,7 +22,8 @@ from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.index.index import BlockIndex, BlockState
 from gateway.blocks.layout import Block, BlockIds, Extent
-from gateway.core.model import ByteRange, ObjectVersion
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ByteRange, MissReason, ObjectVersion
 from gateway.origin.client import Purpose
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]
@@ -50,6 +52,7 @@ MANY = 4
 """A quarter of a block in sub-blocks is no random touch any more."""
 
 _RUN_SUB_BLOCKS = 2
+_MARKS_MAX = 4096
 
 
 def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_bytes: int) -> int:
@@ -87,6 +90,53 @@ def state_of(index: BlockIndex, block: Block, position: int, block_size_bytes: i
         if index.states([sub_block.id]) == ["evicted"]:
             return "evicted"
     return state
+
+
+def mark_ahead(marks: OrderedDict[bytes, None], block_id: bytes) -> None:
+    """Remember that a block was fetched ahead, and no reader has come to it."""
+    marks[block_id] = None
+    if len(marks) > _MARKS_MAX:
+        marks.popitem(last=False)
+
+
+def why_missing(
+    dependencies: CacheDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
+) -> MissReason | None:
+    """Do as `BlockCache.why_missing`."""
+    if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
+        return "not-kept"
+    size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
+    try:
+        block = layout.block_at(version, 0, size_bytes, ids)
+        state = state_of(dependencies.directory.index, block, 0, size_bytes, ids)
+    except StoreUnavailable:
+        return "not-kept"
+    return why_block_missing(dependencies, size_bytes, before, block, state)
+
+
+def why_block_missing(
+    dependencies: CacheDependencies, size_bytes: int, before: ObjectVersion | None, block: Block, state: BlockState
+) -> MissReason:
+    """Return why a block was missing that was in this state before it was asked for."""
+    version = block.version
+    if state != "unknown":
+        return "evicted"  # a cached block was found damaged
+    if block.id in dependencies.fetches.refused:  # a small one, whose bytes had left before that was known
+        return "not-kept"
+    if before is not None and before != version:
+        return "changed"
+    index, object_id = dependencies.directory.index, layout.object_id(version.key)
+    try:
+        if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
+            return "first-read"  # a larger object would need the ids of all its blocks
+        ids = layout.BlockIds(version)
+        own = [layout.block_at(version, 0, size_bytes, ids).id]
+        if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
+            count = -(-version.size_bytes // SUB_BLOCK_BYTES)
+            own += [layout.block_at(version, number, SUB_BLOCK_BYTES, ids).id for number in range(count)]
+        return "changed" if index.has_others(object_id, own) else "first-read"
+    except StoreUnavailable:
+        return "not-kept"
 
 
 class Step(NamedTuple):
@@ -270,7 +320,10 @@ class ReadPlan:
             return True
         if not self._fetches.start_ahead(block, self.slot, self.headers, self):
             return False
-        (self.fetched if number < self.numbers.stop else dependencies.ahead_marks).add(block.id)
+        if number < self.numbers.stop:
+            self.fetched.add(block.id)
+        else:
+            mark_ahead(dependencies.ahead_marks, block.id)
         return True
 
     def _stop_after(self, number: int, read_bytes: int, window_max: int) -> int:

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType
 
-from gateway.blocks import explanation, layout
+from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.reading.plan import Outcome, ReadPlan
-from gateway.blocks.reading.sources import BlockSource, FillSource, OriginSource, Source
+from gateway.blocks.reading.plan import Outcome, ReadPlan, why_block_missing
+from gateway.blocks.reading.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
 from gateway.blocks.reading.spans import WarmSpan
-from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
@@ -77,7 +76,7 @@ class RangeReader:
             return "not-kept"
         if plan.missing is None:  # it is being read again for another reason than any of these
             return "first-read"
-        return explanation.why_block_missing(self._dependencies, plan.block_size_bytes, before, *plan.missing)
+        return why_block_missing(self._dependencies, plan.block_size_bytes, before, *plan.missing)
 
     @property
     def past_the_cache(self) -> bool:
@@ -252,7 +251,7 @@ class RangeReader:
                 await self._drop(block, extent)
                 return None
             dependencies.open_files.keep(extent.file, file)
-        self._was_ahead = dependencies.ahead_marks.take(block.id)
+        self._was_ahead = dependencies.ahead_marks.pop(block.id, True) is None
         if not self._was_ahead and not is_own:
             dependencies.accesses.note(extent.file)  # a first read, after the prefetch, is no return
         return self._in_file(block, extent, file, cached=not is_own)

@@ -170,7 +170,7 @@ class UnreadSpan:
 
 
 UNREAD_BYTES_MAX = 1024 * 1024
-"""Bytes read at once before the first of them is sent. More are read piece by piece (verifying.py)."""
+"""Bytes read at once before the first of them is sent. More are read piece by piece (sources.py)."""
 
 
 def _open_and_make_ready(open_files: OpenFiles, store: BlockStore, extent: Extent, position: int, count: int) -> None:

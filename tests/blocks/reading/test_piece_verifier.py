@@ -13,7 +13,7 @@ import pytest
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.blocks.reading.verifying import PieceVerifier
+from gateway.blocks.reading.sources import PieceVerifier
 from gateway.core.errors import BlockDamaged
 
 PIECE = 2 * CHUNK_BYTES
