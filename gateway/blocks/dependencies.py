@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.blocks.directory import BlockDirectory, DiskThreads
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.watching import FileWatcher
@@ -18,9 +19,9 @@ from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
 from gateway.blocks.index.index import AccessLog
-from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 from gateway.telemetry.metric_observers import CacheMetrics

@@ -13,7 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, FillFile
+from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.files.watching import FileWatcher

@@ -24,14 +24,16 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files import store
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.filling.fetch_locks import LockKey
 from gateway.blocks.filling.inflight_fetch import InflightFetch
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.layout import Block, Reservation
+from gateway.blocks.index.rows import Reservation
+from gateway.blocks.layout import Block
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable

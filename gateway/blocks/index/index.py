@@ -3,7 +3,7 @@
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `layout.py` describes the tables.
+transaction is short. `rows.py` describes the tables.
 
 Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 import lmdb
 
-from gateway.blocks import layout
+from gateway.blocks.index import rows
 from gateway.blocks.index.eviction import (
     Capacity,
     Holdings,
@@ -35,17 +35,9 @@ from gateway.blocks.index.eviction import (
     shrink,
 )
 from gateway.blocks.index.policies import Queue
+from gateway.blocks.index.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
-from gateway.blocks.layout import (
-    OBJECT_ID_BYTES,
-    TABLES_MAX,
-    BlockRecord,
-    Extent,
-    FileRecord,
-    Reservation,
-    Tables,
-    WorkerFile,
-)
+from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.disk.atomic_write import LMDB_READERS_MAX
 from gateway.disk.lmdb_commits import LastCommit
@@ -202,8 +194,8 @@ class BlockIndex:
     # Reads: microseconds, no lock.
 
     def lookup(self, block_id: bytes) -> Extent | None:
-        rows = self.rows(block_id)
-        return layout.unpack_extent(*rows) if rows is not None else None
+        found = self.rows(block_id)
+        return rows.unpack_extent(*found) if found is not None else None
 
     def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
         """A block's row and its file's, where `lookup` finds it."""
@@ -213,10 +205,10 @@ class BlockIndex:
                 row: bytes | None = transaction.get(key, db=self._tables.blocks)
                 if row is None:
                     return None
-                file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
+                file: bytes | None = transaction.get(row[: rows.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise _unreadable(error) from error
-        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
+        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
@@ -232,25 +224,25 @@ class BlockIndex:
             raise _unreadable(error) from error
 
     def _state(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockState:
-        row = layout.get(transaction, self._tables.blocks, layout.block_key(block_id))
+        row = rows.get(transaction, self._tables.blocks, rows.block_key(block_id))
         if row is None:
             return "unknown"
         return "here" if self._file_of(transaction, row) is not None else "evicted"
 
     def _file_of(self, transaction: lmdb.Transaction, row: bytes) -> bytes | None:
         """Return the row of the file that a block's row names; None: the block has left."""
-        file = layout.get(transaction, self._tables.files, row[: layout.FILE_KEY_BYTES])
-        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else file
+        file = rows.get(transaction, self._tables.files, row[: rows.FILE_KEY_BYTES])
+        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else file
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
         blocks = size_bytes = 0
         try:
             with self._environment.begin() as transaction:
-                for _, row in islice(layout.items(transaction, self._tables.blocks, object_id), rows_max):
+                for _, row in islice(rows.items(transaction, self._tables.blocks, object_id), rows_max):
                     if (file := self._file_of(transaction, row)) is not None:
                         blocks += 1
-                        size_bytes += layout.unpack_extent(row, file).length
+                        size_bytes += rows.unpack_extent(row, file).length
         except lmdb.Error as error:
             raise _unreadable(error) from error
         return blocks, size_bytes
@@ -259,11 +251,11 @@ class BlockIndex:
         """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
         try:
             with self._environment.begin() as transaction:
-                rows = islice(layout.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
-                known = [key for key, _ in rows]
+                found = islice(rows.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
+                known = [key for key, _ in found]
         except lmdb.Error as error:
             raise _unreadable(error) from error
-        return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
+        return bool(known) and not {rows.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -272,11 +264,11 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
-                rows = layout.items(transaction, self._tables.blocks, object_id)
-                for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
+                found = rows.items(transaction, self._tables.blocks, object_id)
+                for _, row in islice(found, ROWS_LOOKED_AT_MAX):
                     if self._file_of(transaction, row) is not None:
                         return True
-                return next(rows, None) is not None
+                return next(found, None) is not None
         except lmdb.Error as error:
             raise _unreadable(error) from error
 
@@ -329,7 +321,7 @@ class BlockIndex:
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """The next blocks in the order of their keys, each with the name of its slot; none at the end."""
-        start = layout.block_key(block_id) + b"\0" if block_id else b""
+        start = rows.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
             names = {number: name for name, number in transaction.slots().items()}
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
@@ -367,7 +359,7 @@ class BlockIndex:
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
-                transaction.set_counter(_WRITTEN, layout.pack_numbers(day, written_bytes))
+                transaction.set_counter(_WRITTEN, rows.pack_numbers(day, written_bytes))
                 self._uncounted_bytes = 0
             return step
 
@@ -475,7 +467,7 @@ class BlockIndex:
     def ceiling_bytes(self, now: float) -> int | None:
         """Return the directory's lowered limit while other programs fill the disk; None: the configured one."""
         with self.reading() as transaction:
-            ceiling_bytes, _, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, _, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
@@ -484,18 +476,18 @@ class BlockIndex:
         Never below half of the first size: a disk that other programs fill again and again is then left as it is.
         """
         with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
             held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-            [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
             kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
             if not 0 <= now - lowered_at < GROW_SECONDS:
                 ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
-            transaction.set_counter(_CEILING_KEPT, layout.pack_numbers(kept_seconds))
+            transaction.set_counter(_CEILING_KEPT, rows.pack_numbers(kept_seconds))
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
+            packed = rows.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             transaction.set_counter(_CEILING, packed)
             return True
 
@@ -513,22 +505,22 @@ class BlockIndex:
     def _raised_ceiling(
         transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
     ) -> bytes | None:
-        ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
-        [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+        ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+        [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
         held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
         raised_bytes = held_bytes + free_bytes // GROWN_PART
         if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
             return None
-        return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
+        return rows.pack_numbers(raised_bytes, floor_bytes, lowered_at)
 
     def try_writing(self) -> None:
         """Write as much to the index as a batch of blocks needs, and delete it."""
         gone = Extent(secrets.token_hex(16), 0, 0, b"")
-        rows = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
+        blocks = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
         with self.writing() as transaction:
-            transaction.put_rows(rows)
+            transaction.put_rows(blocks)
         with self.writing() as transaction:
-            transaction.delete_rows(rows)
+            transaction.delete_rows(blocks)
 
     # Transactions.
 
@@ -601,7 +593,7 @@ class BlockIndex:
         return holdings.pins_fit(slot, size_bytes)
 
     def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
-        on, count = layout.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        on, count = rows.unpack_numbers(transaction.counter(_WRITTEN), 2)
         return count if on == day else 0
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.directory import DiskThreads
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.store import BlockStore

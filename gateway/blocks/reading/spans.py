@@ -15,6 +15,7 @@ from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.files.block_file import BlockLease, OpenFiles
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
+from gateway.blocks.index.rows import unpack_extent
 from gateway.blocks.layout import Extent
 from gateway.blocks.reading.sources import restored
 from gateway.core.errors import BlockError, StoreUnavailable
@@ -188,17 +189,17 @@ def _held_extent(dependencies: CacheDependencies, block_id: bytes) -> Extent | N
     commit = index.last_commit.number()
     known = held.get(block_id)
     if known is not None and known[0] == commit:
-        return layout.unpack_extent(*known[1])
+        return unpack_extent(*known[1])
     try:
-        rows = index.rows(block_id)
+        found = index.rows(block_id)
     except StoreUnavailable:
         return None
-    if rows is None:
+    if found is None:
         return None
     if len(held) >= HELD_ROWS_MAX:
         held.clear()
-    held[block_id] = commit, rows
-    return layout.unpack_extent(*rows)
+    held[block_id] = commit, found
+    return unpack_extent(*found)
 
 
 HELD_IDS_MAX = 16

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.blocks.directory import DiskThreads
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import ChunkChecksums, lease_of
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.filling.inflight_fetch import InflightFetch

@@ -32,7 +32,7 @@ from botocore.credentials import Credentials
 
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.layout import unpack_extent
+from gateway.blocks.index.rows import unpack_extent
 from gateway.blocks.reading import spans
 from gateway.blocks.reading.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
