@@ -9,15 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
+from gateway.blocks.filling.inflight_fetch import FetchDependencies
 from gateway.blocks.filling.origin_gets import UnpinnedGets
-from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
-from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
+from gateway.blocks.filling.single_flight import SingleFlight
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender
 from gateway.blocks.index.index import AccessLog
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
@@ -39,20 +38,11 @@ class AheadRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheDependencies:
-    settings: BlockSettings
+class CacheDependencies(FetchDependencies):
     opened: OpenDirectory
-    directory: BlockDirectory
-    origin: Origin
+    accesses: AccessLog
     fetches: SingleFlight
     unpinned_gets: UnpinnedGets
-    threads: DiskThreads
-    accesses: AccessLog
-    open_files: OpenFiles
-    isolation: CircuitBreaker
-    clock: Clock
-    observer: CacheMetrics
-    watcher: FileWatcher
     writer: GroupCommitWriter
     residency: Residency = field(default_factory=Residency)
     ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -73,40 +63,17 @@ class CacheDependencies:
         observer: CacheMetrics,
     ) -> CacheDependencies:
         """Give each part those others that it works with."""
-        watcher, open_files = FileWatcher(), OpenFiles()
-        blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
+        blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
         blocks.on_unlink = open_files.drop
-        writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
         probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
         isolation = CircuitBreaker(settings.directory, probe, clock, observer)
         threads.on_error = isolation.note
         threads.stalled = lambda: blocks.index.stalled
-        fetchers = Fetchers(
-            SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
-            LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
-            settings.packed_bytes_max,
-            blocks,
-            locks,
-            watcher,
-            isolation,
-            observer,
-        )
-        return cls(
-            settings,
-            opened,
-            blocks,
-            origin,
-            SingleFlight(fetchers, settings.fills_max),
-            UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max)),
-            threads,
-            blocks.index.accesses,
-            open_files,
-            isolation,
-            clock,
-            observer,
-            watcher,
-            writer,
-        )
+        shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock, observer
+        writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
+        fetches = SingleFlight(FetchDependencies(*shared), writer, settings.fills_max)
+        unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
+        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> CacheDependencies:
@@ -114,4 +81,6 @@ class CacheDependencies:
         one."""
         settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock, observer)
         none: Any = SimpleNamespace(index=None)
-        return cls(settings, none, none, origin, none, none, none, none, none, breaker, clock, observer, none, none)
+        return cls(
+            settings, none, none, origin, none, none, none, breaker, clock, observer, none, none, none, none, none
+        )

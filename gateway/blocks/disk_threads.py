@@ -101,13 +101,13 @@ class DiskThreads:
 
     async def _unless_stalled(self, submit: Callable[[], Future[R]], undo: Callable[[R], None] | None) -> R:
         if self.stalled():
-            raise _kept_from_writing()
+            raise kept_from_writing()
         future = submit()
         outcome = asyncio.ensure_future(self._outcome(future))
         try:
             while not (await asyncio.wait((outcome,), timeout=_LOOK_SECONDS))[0]:
                 if self.stalled():
-                    raise _kept_from_writing()
+                    raise kept_from_writing()
         except BaseException:
             outcome.cancel()
             if not future.cancel() and undo is not None:
@@ -144,7 +144,7 @@ def as_block_error(error: Exception) -> BlockError:
     return failure
 
 
-def _kept_from_writing() -> StoreUnavailable:
+def kept_from_writing() -> StoreUnavailable:
     return StoreUnavailable("the block index cannot be written: another process holds its lock")
 
 

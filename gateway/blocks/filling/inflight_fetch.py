@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from gateway.blocks.files.block_file import BlockLease, ChunkChecksums
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.filling.fetch_locks import FetchLocks
+from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.layout import Block, Extent, data_offset
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
+from gateway.blocks.settings import BlockSettings
+from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginBusy
-from gateway.origin.client import ACCOUNT, Purpose
+from gateway.core.model import ByteRange, ObjectVersion
+from gateway.origin.client import ACCOUNT, Origin, Purpose
+from gateway.telemetry.metric_observers import CacheMetrics
 
 
 class BlockPublished(ForebayError):
@@ -24,6 +34,29 @@ class MovedToFile(Exception):
         super().__init__()
         self.extent = extent
         self.file = file
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDependencies:
+    """What the fetches of one process work with."""
+
+    settings: BlockSettings
+    directory: BlockDirectory
+    locks: FetchLocks
+    origin: Origin
+    threads: DiskThreads
+    watcher: FileWatcher
+    open_files: OpenFiles
+    isolation: CircuitBreaker
+    clock: Clock
+    observer: CacheMetrics
+
+    def pinned_get(
+        self, version: ObjectVersion, byte_range: ByteRange, headers: Mapping[str, str], purpose: Purpose, slot: str
+    ) -> PinnedGet:
+        return PinnedGet(
+            self.origin, version, byte_range, headers, purpose, slot, self.clock, self.settings.fill_retries
+        )
 
 
 FetchKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]

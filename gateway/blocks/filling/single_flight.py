@@ -15,59 +15,30 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
-from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_block, lock_of_place
-from gateway.blocks.filling.inflight_fetch import BlockPublished, FetchKey, InflightFetch, fetch_key
+from gateway.blocks.disk_threads import kept_from_writing
+from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block, lock_of_place
+from gateway.blocks.filling.inflight_fetch import BlockPublished, FetchDependencies, FetchKey, InflightFetch, fetch_key
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
-from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
 from gateway.blocks.layout import Block, object_id
-from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import IS_AWAITED, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
 
 REFUSED_MAX = 4096
 """Blocks that were not kept are remembered, the last ones of each process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetchers:
-    """The fetchers and their shared parts: blocks of at most `packed_bytes_max` are small."""
-
-    small: SmallBlockFetcher
-    large: LargeBlockFetcher
-    packed_bytes_max: int
-    directory: BlockDirectory
-    locks: FetchLocks
-    watcher: FileWatcher
-    isolation: CircuitBreaker
-    observer: CacheMetrics
-
-    def is_small(self, block: Block) -> bool:
-        return block.length <= self.packed_bytes_max
-
-    @property
-    def writable(self) -> bool:
-        return self.isolation.writable and not self.directory.index.stalled
-
-    def refuse(self) -> StoreUnavailable:
-        """Readers go past the cache."""
-        if not self.isolation.writable:
-            return self.isolation.refuse_writing()
-        return StoreUnavailable("the block index cannot be written: another process holds its lock")
-
-
 class SingleFlight:
     """The fetches of this process: at most `fetches_max` run, the others wait their turn in order."""
 
-    def __init__(self, fetchers: Fetchers, fetches_max: int) -> None:
-        self._fetchers = fetchers
+    def __init__(self, dependencies: FetchDependencies, writer: GroupCommitWriter, fetches_max: int) -> None:
+        self._dependencies = dependencies
+        self._small = SmallBlockFetcher(dependencies, writer)
+        self._large = LargeBlockFetcher(dependencies)
         self._persisting: set[asyncio.Future[bool]] = set()
         self._turns = asyncio.Semaphore(fetches_max)
         self._ahead_max = fetches_max * 2 // 3
@@ -89,7 +60,7 @@ class SingleFlight:
         return fetch_key(block, headers) in self._fetches
 
     def is_anywhere(self, block: Block, headers: Mapping[str, str]) -> bool:
-        return self.has(block, headers) or self._fetchers.locks.holder(_lock_of(block, headers)) is not None
+        return self.has(block, headers) or self._dependencies.locks.holder(_lock_of(block, headers)) is not None
 
     def fetches_for_readers(self) -> bool:
         """Return True if this process fetches a block because a reader has come to it."""
@@ -166,8 +137,7 @@ class SingleFlight:
         fetch.on_abandoned = partial(cancellation.abandon, task)
 
     def _is_done_inline(self, fetch: InflightFetch) -> bool:
-        fetchers = self._fetchers
-        if not (fetchers.is_small(fetch.block) and fetchers.writable and fetchers.small.fetch_inline(fetch)):
+        if not (self._is_small(fetch.block) and self._is_writable and self._small.fetch_inline(fetch)):
             return False
         self._persist(fetch)
         return True
@@ -204,47 +174,46 @@ class SingleFlight:
             self._ahead -= fetch.purpose is Purpose.READAHEAD
 
     async def _fetch(self, fetch: InflightFetch) -> None:
-        fetchers, response = self._fetchers, fetch.response
-        if not fetchers.writable:
-            raise fetchers.refuse()
+        locks, response = self._dependencies.locks, fetch.response
+        if not self._is_writable:
+            raise self._refusal()
         lock = _lock_of(fetch.block, fetch.headers)
         is_of_response = response is not None and response.get.becomes(lock)
         try:
             if is_of_response or await self._take_lock(fetch, lock):
-                fetch.leads(partial(fetchers.locks.is_awaited, lock))
-                fetcher = fetchers.small if fetchers.is_small(fetch.block) else fetchers.large
-                await fetcher.fetch(fetch, lock)
+                fetch.leads(partial(locks.is_awaited, lock))
+                await (self._small if self._is_small(fetch.block) else self._large).fetch(fetch, lock)
         except (BlockPublished, NotKept, ClientDisconnected):
             raise
         except ForebayError:
-            fetchers.observer.fill_failed(fetch.slot)
+            self._dependencies.observer.fill_failed(fetch.slot)
             raise
         finally:
             if is_of_response:
                 pass  # it is given back with the response
             elif fetch.persisted is not None:
-                fetch.persisted.add_done_callback(lambda _: fetchers.locks.release(lock))
+                fetch.persisted.add_done_callback(lambda _: locks.release(lock))
             else:
-                fetchers.locks.release(lock)
+                locks.release(lock)
 
     async def _take_lock(self, fetch: InflightFetch, lock: LockKey) -> bool:
         """Wait until no other process fetches the block; True: this one must. Raises BlockPublished."""
-        fetchers, waited, given_up = self._fetchers, False, None
+        dependencies, waited, given_up = self._dependencies, False, None
         while not fetch.is_abandoned:
-            holder = fetchers.locks.take(lock, given_up)
+            holder = dependencies.locks.take(lock, given_up)
             # Looked up again under the lock: its earlier holder has entered the block before giving it back.
-            if fetchers.directory.index.lookup(fetch.block.id) is not None:
+            if dependencies.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
                     return False
                 raise BlockPublished("another process has published the block")
-            if holder is None or holder == fetchers.locks.worker:
+            if holder is None or holder == dependencies.locks.worker:
                 return True
-            if not fetchers.writable:
-                raise fetchers.refuse()
+            if not self._is_writable:
+                raise self._refusal()
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
                 return False  # it is on its way, and no reader here waits for it yet
             if not waited:
-                fetchers.observer.coalesced(fetch.slot)
+                dependencies.observer.coalesced(fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)
             if fetch.all_arrived and given_up is None:
                 return False
@@ -252,17 +221,17 @@ class SingleFlight:
 
     async def _wait(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
         """Wait for another process that fetches a block; return the process if it must be given up."""
-        fetchers = self._fetchers
-        if fetchers.is_small(fetch.block):
-            ended = await fetchers.locks.released(
+        dependencies = self._dependencies
+        if self._is_small(fetch.block):
+            ended = await dependencies.locks.released(
                 lock,
                 holder,
-                fetchers.watcher,
-                lambda: fetch.is_abandoned or not fetchers.writable,
+                dependencies.watcher,
+                lambda: fetch.is_abandoned or not self._is_writable,
                 lambda: fetch.is_awaited,
             )
         else:
-            ended = await fetchers.large.follow(fetch, lock, holder)
+            ended = await self._large.follow(fetch, lock, holder)
         return None if ended else holder
 
     def _persist(self, fetch: InflightFetch) -> None:
@@ -281,8 +250,21 @@ class SingleFlight:
             if len(self.refused) > REFUSED_MAX:
                 self.refused.popitem(last=False)
         if fetch.kept and fetch.users and fetch.content is not None:
-            self._fetchers.small.move(fetch)
+            self._small.move(fetch)
         self._end(fetch, None)
+
+    def _is_small(self, block: Block) -> bool:
+        return block.length <= self._dependencies.settings.packed_bytes_max
+
+    @property
+    def _is_writable(self) -> bool:
+        return self._dependencies.isolation.writable and not self._dependencies.directory.index.stalled
+
+    def _refusal(self) -> StoreUnavailable:
+        """Return the reason for which readers go past the cache."""
+        if not self._dependencies.isolation.writable:
+            return self._dependencies.isolation.refuse_writing()
+        return kept_from_writing()
 
     def _forget(self, fetch: InflightFetch) -> None:
         if self._fetches.get(fetch.key) is fetch:

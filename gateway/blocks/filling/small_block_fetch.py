@@ -27,10 +27,9 @@ from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files import store
-from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.filling.fetch_locks import LockKey
-from gateway.blocks.filling.inflight_fetch import InflightFetch
+from gateway.blocks.filling.inflight_fetch import FetchDependencies, InflightFetch
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.index.rows import Reservation
 from gateway.blocks.layout import Block
@@ -38,7 +37,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 from gateway.telemetry.metric_observers import CacheMetrics
 
 PARTS_OF_CAPACITY = 256
@@ -329,12 +328,8 @@ once got, and with it holes: 45 MiB of them with a thousand readers of blocks of
 class SmallBlockFetcher:
     """Fetches small blocks: called in the task of each `InflightFetch`."""
 
-    directory: BlockDirectory
-    open_files: OpenFiles
+    dependencies: FetchDependencies
     writer: GroupCommitWriter
-    origin: Origin
-    clock: Clock
-    retries: int
 
     def fetch_inline(self, fetch: InflightFetch) -> bool:
         """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
@@ -351,16 +346,14 @@ class SmallBlockFetcher:
         response.get.whole = True
         fetch.give(content, block.length)
         self.writer.hold(block.length)
-        self._put(fetch, content, self.clock.monotonic())
+        self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 
     async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
         """Fetch all bytes and write them soon (`persisted`). Raises failures."""
-        started, block = self.clock.monotonic(), fetch.block
+        started, block = self.dependencies.clock.monotonic(), fetch.block
         whole = ByteRange(block.offset, block.range.last)
-        get = PinnedGet(
-            self.origin, block.version, whole, fetch.headers, fetch.purpose, fetch.slot, self.clock, self.retries
-        )
+        get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
         get.begin_with(fetch.response)
         try:
             await get.start()
@@ -384,23 +377,27 @@ class SmallBlockFetcher:
         return content
 
     async def _receive_into(self, fetch: InflightFetch, get: PinnedGet, content: memoryview) -> None:
-        received, since = 0, self.clock.monotonic()
+        received, since = 0, self.dependencies.clock.monotonic()
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:
                 content[received : received + len(piece)] = piece
                 received += len(piece)
-                late = self.clock.monotonic() - since >= GATHERING_SECONDS_MAX
+                late = self.dependencies.clock.monotonic() - since >= GATHERING_SECONDS_MAX
                 if received < fetch.block.length and (late or received - fetch.available >= GATHERED_BYTES):
                     fetch.give(content, received)
-                    since = self.clock.monotonic()
+                    since = self.dependencies.clock.monotonic()
         fetch.give(content, received)
 
     def move(self, fetch: InflightFetch) -> None:
         """Let the block's readers go on from its file; if that is impossible, it stays in memory for them."""
         try:
-            extent = self.directory.index.lookup(fetch.block.id)
+            extent = self.dependencies.directory.index.lookup(fetch.block.id)
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = self.open_files.opened(extent, self.directory.store.open_published) if extent is not None else None
+            file = (
+                self.dependencies.open_files.opened(extent, self.dependencies.directory.store.open_published)
+                if extent is not None
+                else None
+            )
         except (
             BlockDamaged,
             StoreUnavailable,

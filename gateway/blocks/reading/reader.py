@@ -16,7 +16,7 @@ from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
-from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.plan import Outcome, ReadPlan, why_block_missing
 from gateway.blocks.reading.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
@@ -297,16 +297,8 @@ class RangeReader:
             last = plan.last_missing(position)
         else:
             dependencies.observer.store_unavailable()
-        get = PinnedGet(
-            dependencies.origin,
-            plan.version,
-            ByteRange(position, last),
-            plan.headers,
-            plan.purpose,
-            plan.slot,
-            dependencies.clock,
-            dependencies.settings.fill_retries,
-        )
+        rest = ByteRange(position, last)
+        get = dependencies.pinned_get(plan.version, rest, plan.headers, plan.purpose, plan.slot)
         try:
             await get.start()
         except BaseException:
