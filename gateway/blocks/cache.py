@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Self
 
@@ -27,13 +28,14 @@ from gateway.blocks.maintenance.index_rebuild import account_late, move_between_
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.reading import plan, reader
+from gateway.blocks.reading import plan
+from gateway.blocks.reading.plan import ReadPlan
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.spans import HeldObject, WarmSpan, inline_response, warm_span
+from gateway.blocks.reading.spans import HeldObject, WarmSpan, span_of
 from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
-from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
 from gateway.telemetry.metric_observers import CacheMetrics
@@ -42,6 +44,9 @@ _log = structlog.get_logger("forebay.cache")
 _DONE = object()
 _LATE_LOOKS, _LATE_SECONDS = 60, 0.5
 """Number of looks, and seconds between them, for files begun on the account of a slot that has changed since."""
+
+GIVEN_BYTES_MAX = 128 * 1024
+"""Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -82,13 +87,27 @@ class PassthroughCache:
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(self._dependencies, version, byte_range, slot, headers, answer=answer)
+        reader = RangeReader(ReadPlan(self._dependencies, version, byte_range, slot, headers, answer=answer))
         await reader.start()
         return reader
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
         """Return the bytes of a range if that needs no wait; None: call `open_range`."""
-        return warm_span(self._dependencies, version, byte_range, slot)
+        dependencies, first = self._dependencies, byte_range.first
+        size_bytes = dependencies.settings.block_size_of(slot)
+        number = first // size_bytes
+        if byte_range.last // size_bytes != number or not dependencies.isolation.readable:
+            return None
+        block_id = layout.block_id(version, number, size_bytes)
+        if block_id in dependencies.ahead_marks:
+            return None
+        try:
+            extent = dependencies.directory.index.lookup(block_id)
+        except StoreUnavailable:
+            return None
+        if extent is None:
+            return None
+        return span_of(dependencies, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
 
     def inline_response(
         self,
@@ -100,8 +119,17 @@ class PassthroughCache:
         answer: UnpinnedResponse,
     ) -> memoryview | None:
         """Return the bytes of a range of a small object if the first answer has brought all of it; None: call
-        `open_range`."""
-        return inline_response(self._dependencies, version, byte_range, slot, headers, answer)
+        `open_range`. Its block's fill then lacks nothing but the disk."""
+        dependencies, size_bytes, settings = self._dependencies, version.size_bytes, self._dependencies.settings
+        if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
+            return None
+        if not (settings.keeps(slot, size_bytes) and dependencies.isolation.readable):
+            return None
+        content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
+        if content is None:
+            return None
+        dependencies.observer.miss_bytes(slot, byte_range.length)
+        return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         """Return True if the index has all blocks of a range."""
@@ -116,7 +144,16 @@ class PassthroughCache:
 
     def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason | None:
         """As `RangeReader.why_missing`, of an object of one block, before it is fetched in another way."""
-        return plan.why_missing(self._dependencies, version, slot, before)
+        dependencies = self._dependencies
+        if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
+            return "not-kept"
+        size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
+        try:
+            block = layout.block_at(version, 0, size_bytes, ids)
+            state = plan.state_of(dependencies.directory.index, block, 0, size_bytes, ids)
+        except StoreUnavailable:
+            return "not-kept"
+        return plan.why_block_missing(dependencies, size_bytes, before, block, state)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
@@ -228,7 +265,29 @@ class BlockCache(PassthroughCache):
 
         `come` gets the number of fetched bytes again and again. Raises as `open_range` and its reader do.
         """
-        return await reader.fetch(self._dependencies, version, piece, slot, purpose, come)
+        reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose))
+        if reader.is_cached():
+            return 0, True
+        try:
+            await reader.start()
+            async with aclosing(reader.body()) as body:
+                come_bytes = 0
+                async for given in body:
+                    if reader.past_the_cache:
+                        return 0, False
+                    come_bytes += size_of(given)
+                    come(come_bytes)
+        finally:
+            await reader.aclose()
+        fetches, kept = self._dependencies.fetches, True
+        for block in layout.blocks_of(version, piece, self._dependencies.settings.block_size_of(slot)):
+            if (fill := fetches.join(block, _NO_HEADERS, purpose)) is not None:
+                try:
+                    await fill.over()  # what has only arrived is lost when the process ends
+                finally:
+                    fill.leave(purpose)
+                kept = kept and fill.kept
+        return piece.length, kept
 
     def others_fill(self) -> bool:
         """Return True if other processes fetch blocks now, which they do for readers."""

@@ -164,17 +164,16 @@ class LargeBlockFetcher:
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
+        observer, clock = self.dependencies.observer, self.dependencies.clock
         try:
             await self.dependencies.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
         except ForebayError:
             await self._abandon(writer.filled)
-            self.dependencies.observer.fill_failed(fetch.slot)
+            observer.fill_failed(fetch.slot)
             return False
         finally:
             writer.filled.file.close()
-        self.dependencies.observer.fill_finished(
-            fetch.slot, self.dependencies.clock.monotonic() - started, fetch.block.length
-        )
+        observer.fill_finished(fetch.slot, clock.monotonic() - started, fetch.block.length)
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
@@ -190,9 +189,8 @@ class LargeBlockFetcher:
 
     async def _abandon(self, filled: FillFile) -> None:
         """Remove the file; readers do not wait for that while another process keeps the index locked."""
-        removing = asyncio.ensure_future(
-            self.dependencies.threads.index_later(self.dependencies.directory.discard, filled.reservation)
-        )
+        threads, directory = self.dependencies.threads, self.dependencies.directory
+        removing = asyncio.ensure_future(threads.index_later(directory.discard, filled.reservation))
         removing.add_done_callback(self._abandoned)
         await asyncio.wait((removing,), timeout=ABANDON_SECONDS_MAX)
 

@@ -377,35 +377,28 @@ class SmallBlockFetcher:
         return content
 
     async def _receive_into(self, fetch: InflightFetch, get: PinnedGet, content: memoryview) -> None:
-        received, since = 0, self.dependencies.clock.monotonic()
+        clock = self.dependencies.clock
+        received, since = 0, clock.monotonic()
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:
                 content[received : received + len(piece)] = piece
                 received += len(piece)
-                late = self.dependencies.clock.monotonic() - since >= GATHERING_SECONDS_MAX
+                late = clock.monotonic() - since >= GATHERING_SECONDS_MAX
                 if received < fetch.block.length and (late or received - fetch.available >= GATHERED_BYTES):
                     fetch.give(content, received)
-                    since = self.dependencies.clock.monotonic()
+                    since = clock.monotonic()
         fetch.give(content, received)
 
     def move(self, fetch: InflightFetch) -> None:
         """Let the block's readers go on from its file; if that is impossible, it stays in memory for them."""
-        try:
-            extent = self.dependencies.directory.index.lookup(fetch.block.id)
+        directory = self.dependencies.directory
+        with suppress(BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: the next fetch meets it
+            extent = directory.index.lookup(fetch.block.id)
+            if extent is None:
+                return
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = (
-                self.dependencies.open_files.opened(extent, self.dependencies.directory.store.open_published)
-                if extent is not None
-                else None
-            )
-        except (
-            BlockDamaged,
-            StoreUnavailable,
-        ):  # evicted already, or the disk fails: the next fetch will meet it
-            return
-        if extent is not None and file is not None:
-            fetch.move(file, extent)
-            file.close()
+            with self.dependencies.open_files.opened(extent, directory.store.open_published) as file:
+                fetch.move(file, extent)
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:

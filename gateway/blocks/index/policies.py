@@ -221,45 +221,31 @@ class PolicyView(Protocol):
         """When the file of a block that was evicted was used last, where that is remembered."""
 
 
-class Policy(Protocol):
-    """The events of a slot, in the order in which they happen."""
+class Lru:
+    """Used longest ago. A policy is told of the events of a slot in the order in which they happen."""
 
-    remembers: ClassVar[bool]
+    remembers: ClassVar = False
     """True if it asks to `recall` evicted blocks."""
 
     def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
         """Return a new file, whose blocks were missing, as the index must enter it."""
-
-    def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """Return a file to which blocks of `size_bytes` were added."""
-
-    def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:
-        """Note that `size_bytes` of a file were read."""
-
-    def victim(self, view: PolicyView, slot: int) -> FileRecord | None:
-        """The file that is to go next; None when there is none."""
-
-
-class Lru:
-    """Used longest ago."""
-
-    remembers: ClassVar = False
-
-    def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
         return replace(file, queue=_unless_pinned(file, Queue.MAIN))
 
     def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
+        """Return a file to which blocks of `size_bytes` were added."""
         return replace(file, sequence=view.next_sequence())
 
     def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:
+        """Note that `size_bytes` of a file were read."""
         view.change(replace(file, queue=_unless_pinned(file, Queue.MAIN), sequence=view.next_sequence()))
 
     def victim(self, view: PolicyView, slot: int) -> FileRecord | None:
+        """Return the file that is to go next; None when there is none."""
         heads = [head for queue in (Queue.MAIN, Queue.SMALL) if (head := view.head(slot, queue)) is not None]
         return min(heads, key=lambda head: head.sequence, default=None)
 
 
-class Epoch:
+class Epoch(Lru):
     """Not about to come back."""
 
     remembers: ClassVar = True
@@ -318,4 +304,4 @@ def _unless_pinned(file: FileRecord, queue: Queue) -> int:
     return file.queue if file.queue == Queue.PINNED else queue
 
 
-POLICIES: Mapping[Eviction, Policy] = {Eviction.LRU: Lru(), Eviction.EPOCH: Epoch()}
+POLICIES: Mapping[Eviction, Lru] = {Eviction.LRU: Lru(), Eviction.EPOCH: Epoch()}

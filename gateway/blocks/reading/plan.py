@@ -14,12 +14,14 @@ The bytes of sub-blocks are then fetched once more: a quarter of a block at most
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.filling.origin_gets import UnpinnedResponse
+from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.index.index import BlockIndex, BlockState
 from gateway.blocks.layout import Block, BlockIds, Extent
 from gateway.core.errors import StoreUnavailable
@@ -99,21 +101,6 @@ def mark_ahead(marks: OrderedDict[bytes, None], block_id: bytes) -> None:
         marks.popitem(last=False)
 
 
-def why_missing(
-    dependencies: CacheDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
-) -> MissReason | None:
-    """Do as `BlockCache.why_missing`."""
-    if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
-        return "not-kept"
-    size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
-    try:
-        block = layout.block_at(version, 0, size_bytes, ids)
-        state = state_of(dependencies.directory.index, block, 0, size_bytes, ids)
-    except StoreUnavailable:
-        return "not-kept"
-    return why_block_missing(dependencies, size_bytes, before, block, state)
-
-
 def why_block_missing(
     dependencies: CacheDependencies, size_bytes: int, before: ObjectVersion | None, block: Block, state: BlockState
 ) -> MissReason:
@@ -147,6 +134,7 @@ class Step(NamedTuple):
     is_sub_block: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class ReadPlan:
     """The plan of a range of one version, for one reader; fetches know the reader by it.
 
@@ -154,42 +142,41 @@ class ReadPlan:
     unknown before. `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
     """
 
-    def __init__(
-        self,
-        dependencies: CacheDependencies,
-        version: ObjectVersion,
-        byte_range: ByteRange,
-        slot: str,
-        headers: Mapping[str, str],
-        purpose: Purpose,
-        answer: UnpinnedResponse | None,
-    ) -> None:
-        settings = dependencies.settings
-        self.version = version
-        self.range = byte_range
-        self.slot = slot
-        self.headers = dict(headers)
-        self.purpose = purpose
-        self.answer = answer
-        self.block_size_bytes = settings.block_size_of(slot)
-        self.is_kept = settings.keeps(slot, version.size_bytes)
-        self.numbers = layout.block_numbers(byte_range, self.block_size_bytes)
-        """Numbers of the range's blocks."""
-        self.fetched: set[bytes] = set()
-        self.missing: tuple[Block, BlockState] | None = None
-        """The first block that was missing, and how it stood before it was asked for: after that it is here."""
-        self._ids = BlockIds(version)
-        self._dependencies = dependencies
-        self._index = dependencies.directory.index
-        self._fetches = dependencies.fetches
-        self._uses_sub_blocks = purpose is Purpose.LIVE and are_used(self.block_size_bytes) and self.is_kept
-        self._judged = b""
-        self._fills_whole = False
-        self._window_max: int | None = None
-        self._goes_beyond = False
-        self._done = -1
-        self._refused = -1
-        self._run_before: int | None = None
+    numbers: range = field(init=False)
+    """Numbers of the range's blocks."""
+    dependencies: CacheDependencies
+    version: ObjectVersion
+    range: ByteRange
+    slot: str
+    headers: Mapping[str, str]
+    purpose: Purpose = Purpose.LIVE
+    answer: UnpinnedResponse | None = None
+    fetched: set[bytes] = field(default_factory=set)
+    missing: tuple[Block, BlockState] | None = None
+    """The first block that was missing, and how it stood before it was asked for: after that it is here."""
+    _judged: bytes = b""
+    _fills_whole: bool = False
+    _window_max: int | None = None
+    _goes_beyond: bool = False
+    _done: int = -1
+    _refused: int = -1
+    _run_before: int | None = None
+    block_size_bytes: int = field(init=False)
+    is_kept: bool = field(init=False)
+    _ids: BlockIds = field(init=False)
+    _uses_sub_blocks: bool = field(init=False)
+    _index: BlockIndex = field(init=False)
+    _fetches: SingleFlight = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.dependencies.settings
+        self.headers = dict(self.headers)
+        self.block_size_bytes = settings.block_size_of(self.slot)
+        self.is_kept = settings.keeps(self.slot, self.version.size_bytes)
+        self.numbers = layout.block_numbers(self.range, self.block_size_bytes)
+        self._ids = BlockIds(self.version)
+        self._uses_sub_blocks = self.purpose is Purpose.LIVE and are_used(self.block_size_bytes) and self.is_kept
+        self._index, self._fetches = self.dependencies.directory.index, self.dependencies.fetches
 
     def block(self, number: int) -> Block:
         return layout.block_at(self.version, number, self.block_size_bytes, self._ids)
@@ -279,7 +266,7 @@ class ReadPlan:
             return True
         return sum(present) * MANY >= len(present)
 
-    def _present(self, numbers: range) -> list[bool]:
+    def _present(self, numbers: Iterable[int]) -> list[bool]:
         return self._index.present(self._sub_block(number).id for number in numbers)
 
     def _is_coming(self, block: Block) -> bool:
@@ -293,10 +280,10 @@ class ReadPlan:
     def keep_ahead(self, position: int, *, beyond: bool) -> None:
         """Keep the next blocks on their way while the one at a position is read; from now on those `beyond` the range,
         too, if there is a run. Blocks beyond it are marked: a reader that comes to one goes on."""
-        if not self.is_kept or not self._dependencies.isolation.writable:
+        if not self.is_kept or not self.dependencies.isolation.writable:
             return
         if self._window_max is None:
-            directory, settings = self._dependencies.directory, self._dependencies.settings
+            directory, settings = self.dependencies.directory, self.dependencies.settings
             obtainable_bytes = directory.capacity.obtainable_bytes(self.slot)
             self._window_max = window_blocks_max(settings.readahead_bytes, self.block_size_bytes, obtainable_bytes)
         if beyond and self.purpose is Purpose.LIVE:
@@ -313,7 +300,7 @@ class ReadPlan:
             self._done += 1
 
     def _fetch_ahead(self, number: int) -> bool:
-        dependencies, block = self._dependencies, self.block(number)
+        dependencies, block = self.dependencies, self.block(number)
         if self._index.lookup(block.id) is not None:
             return True
         if dependencies.unpinned_gets.pending(block.version.key, block.offset, self.headers):

@@ -8,15 +8,10 @@ version. Only the origin's failures end a read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
-from types import MappingProxyType
+from contextlib import suppress
 
-from gateway.blocks import layout
-from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.plan import Outcome, ReadPlan, why_block_missing
 from gateway.blocks.reading.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
@@ -35,20 +30,11 @@ class RangeReader:
     Holds one open file at a time, at most READ_BYTES of memory, and nothing after `aclose`.
     """
 
-    def __init__(
-        self,
-        dependencies: CacheDependencies,
-        version: ObjectVersion,
-        byte_range: ByteRange,
-        slot: str,
-        headers: Mapping[str, str],
-        purpose: Purpose = Purpose.LIVE,
-        answer: UnpinnedResponse | None = None,
-    ) -> None:
+    def __init__(self, plan: ReadPlan) -> None:
         self.outcome: Outcome = "miss"
-        self._dependencies = dependencies
-        self._plan = ReadPlan(dependencies, version, byte_range, slot, headers, purpose, answer)
-        self._blocks_ahead = BlocksAhead(dependencies, self._plan)
+        self._dependencies = plan.dependencies
+        self._plan = plan
+        self._blocks_ahead = BlocksAhead(plan)
         self._source: Source | None = None
         self._is_sub_block = False
         """True if the source is a sub-block's."""
@@ -316,41 +302,3 @@ class RangeReader:
             raise dependencies.isolation.refuse_writing()
         if await dependencies.threads.index(dependencies.directory.drop, block.id, extent.file):
             dependencies.observer.damaged(plan.slot)
-
-
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-
-
-async def fetch(
-    dependencies: CacheDependencies,
-    version: ObjectVersion,
-    piece: ByteRange,
-    slot: str,
-    purpose: Purpose,
-    come: Callable[[int], None],
-) -> tuple[int, bool]:
-    """Do as `BlockCache.fetch`: read the piece, then wait until what has arrived is on disk, as it would be lost when
-    the process ends."""
-    reader = RangeReader(dependencies, version, piece, slot, _NO_HEADERS, purpose)
-    if reader.is_cached():
-        return 0, True
-    try:
-        await reader.start()
-        async with aclosing(reader.body()) as body:
-            come_bytes = 0
-            async for given in body:
-                if reader.past_the_cache:
-                    return 0, False
-                come_bytes += size_of(given)
-                come(come_bytes)
-    finally:
-        await reader.aclose()
-    kept = True
-    for block in layout.blocks_of(version, piece, dependencies.settings.block_size_of(slot)):
-        if (fill := dependencies.fetches.join(block, _NO_HEADERS, purpose)) is not None:
-            try:
-                await fill.over()
-            finally:
-                fill.leave(purpose)
-            kept = kept and fill.kept
-    return piece.length, kept

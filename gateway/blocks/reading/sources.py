@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
@@ -330,8 +329,8 @@ class BlocksAhead:
     Those that were fetched for the reader it lets be: what this process has just written need not be verified.
     """
 
-    def __init__(self, dependencies: CacheDependencies, plan: ReadPlan) -> None:
-        self._dependencies = dependencies
+    def __init__(self, plan: ReadPlan) -> None:
+        self._dependencies = plan.dependencies
         self._plan = plan
         self._pieces: dict[int, _Piece] = {}
         self._next = 0

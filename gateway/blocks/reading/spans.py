@@ -1,25 +1,22 @@
 """Bytes of one block that are sent as they lie: the ways that need no reader, and no wait.
 
-A range that lies in one block, indexed, verified and in memory, is given as it lies (`warm_span`). An unknown small
-object is given from memory when its first response has brought all of it, while it goes to disk (`inline_response`).
-All else is the range reader's (reader.py).
+A range that lies in one block, indexed, verified and in memory, is given as it lies (`span_of`). All else is the range
+reader's (reader.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.files.block_file import BlockLease, OpenFiles
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.index.rows import unpack_extent
 from gateway.blocks.layout import Extent
 from gateway.blocks.reading.sources import restored
 from gateway.core.errors import BlockError, StoreUnavailable
-from gateway.core.model import ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
+from gateway.core.model import FileSpan, ObjectVersion, PinnedFileSpan
 
 
 class _GivenBack:
@@ -120,7 +117,7 @@ class HeldObject:
         if extent is None:
             return None
         position = first % self._size_bytes
-        found = _span_of(dependencies, extent, position, count, self._slot, cached=None)
+        found = span_of(dependencies, extent, position, count, self._slot, cached=None)
         if found is None and count <= UNREAD_BYTES_MAX:
             return UnreadSpan(dependencies, extent, position, count, self._slot)
         return found
@@ -167,7 +164,7 @@ class UnreadSpan:
             with file:
                 work = dependencies.threads.disk_holding(file, _make_ready, extent, position, count)
             await work
-        return _span_of(dependencies, extent, position, count, self._slot, cached=None)
+        return span_of(dependencies, extent, position, count, self._slot, cached=None)
 
 
 UNREAD_BYTES_MAX = 1024 * 1024
@@ -209,7 +206,7 @@ HELD_ROWS_MAX = 16_384
 """Limit for all objects; 1 to 2 KiB each where blocks are large."""
 
 
-def _span_of(
+def span_of(
     dependencies: CacheDependencies, extent: Extent, position: int, count: int, slot: str, *, cached: bool | None
 ) -> WarmSpan | None:
     file = dependencies.open_files.get(extent.file)
@@ -224,49 +221,3 @@ def _span_of(
             return None
     dependencies.accesses.note(extent.file)
     return WarmSpan(dependencies, extent, file, position, count, slot, cached=cached, since=since)
-
-
-def warm_span(
-    dependencies: CacheDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str
-) -> WarmSpan | None:
-    """The bytes of a range, if they can be sent at once; None: open a reader."""
-    size_bytes, first = dependencies.settings.block_size_of(slot), byte_range.first
-    number = first // size_bytes
-    if byte_range.last // size_bytes != number or not dependencies.isolation.readable:
-        return None
-    block_id = layout.block_id(version, number, size_bytes)
-    if block_id in dependencies.ahead_marks:
-        return None
-    try:
-        extent = dependencies.directory.index.lookup(block_id)
-    except StoreUnavailable:
-        return None
-    if extent is None:
-        return None
-    return _span_of(dependencies, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
-
-
-GIVEN_BYTES_MAX = 128 * 1024
-"""Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
-
-
-def inline_response(
-    dependencies: CacheDependencies,
-    version: ObjectVersion,
-    byte_range: ByteRange,
-    slot: str,
-    headers: Mapping[str, str],
-    answer: UnpinnedResponse,
-) -> memoryview | None:
-    """The bytes of a range, and their block's fill begun that lacks nothing but the disk; None: open a reader."""
-    size_bytes, settings = version.size_bytes, dependencies.settings
-    if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
-        return None
-    if not (settings.keeps(slot, size_bytes) and dependencies.isolation.readable):
-        return None
-    block = layout.block_at(version, 0, size_bytes)
-    content = dependencies.fetches.start_inline(block, slot, headers, answer)
-    if content is None:
-        return None
-    dependencies.observer.miss_bytes(slot, byte_range.length)
-    return content[byte_range.first : byte_range.stop]
