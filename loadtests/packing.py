@@ -21,9 +21,9 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.eviction import Capacity
-from gateway.blocks.settings import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
@@ -104,10 +104,10 @@ async def fill_and_read(
     return [times[0], times[2]]
 
 
-def measure(directory: Path, blocks: int, size_bytes: int, packed_bytes_max: int) -> Costs:
+def measure(directory: Path, blocks: int, size_bytes: int, small_object_bytes_max: int) -> Costs:
     origin = MemoryOrigin(SystemClock())
     versions = versions_in(origin, blocks, size_bytes)
-    settings = BlockSettings(directory, 1 << 40, BLOCK_SIZE_BYTES, packed_bytes_max=packed_bytes_max)
+    settings = BlockSettings(directory, 1 << 40, BLOCK_SIZE_BYTES, small_object_bytes_max=small_object_bytes_max)
     fill, read = asyncio.run(fill_and_read(settings, versions, origin))
     index_bytes = (directory / "index" / "data.mdb").stat().st_size
     files = sum(path.is_file() for path in (directory / "data").rglob("*"))
@@ -150,9 +150,9 @@ def main() -> None:
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=arguments.directory))
 
-    def one(packed_bytes_max: int) -> Costs:
+    def one(small_object_bytes_max: int) -> Costs:
         try:
-            return measure(root / "c", arguments.blocks, arguments.size, packed_bytes_max)
+            return measure(root / "c", arguments.blocks, arguments.size, small_object_bytes_max)
         finally:
             shutil.rmtree(root / "c")
 

@@ -42,7 +42,7 @@ from gateway.origin.signing import origin_name
 from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.audit_log import AuditLog
 from gateway.telemetry.metric_kinds import Known
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 _NOT_ASKED = OriginFinding("unreachable", "not asked")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -235,7 +235,7 @@ class _Control:
         return await self._check.findings() if self._check is not None else (_NOT_ASKED, [])
 
     async def status(self, _request: Request) -> Response:
-        return json_answer(await self.document(await asyncio.to_thread(Reading, self._metrics_directory)))
+        return json_answer(await self.document(await asyncio.to_thread(MetricReading, self._metrics_directory)))
 
     async def settings(self, _request: Request) -> Response:
         """What `forebay check-config` prints, secrets hidden; and the defaults."""
@@ -244,7 +244,7 @@ class _Control:
     async def openapi(self, _request: Request) -> Response:
         return json_answer(describe())
 
-    def _figures(self, reading: Reading) -> dict[str, dict[str, float | None]]:
+    def _figures(self, reading: MetricReading) -> dict[str, dict[str, float | None]]:
         found = metric_reading.by_label(
             reading,
             "slot",
@@ -267,7 +267,7 @@ class _Control:
         except StoreUnavailable:
             return []
 
-    async def document(self, reading: Reading) -> dict[str, Any]:
+    async def document(self, reading: MetricReading) -> dict[str, Any]:
         state = self._holder.state
         cache = self._settings.cache
         figures, disk = self._figures(reading), disk_document(reading)

@@ -17,7 +17,7 @@ from gateway.config.live import LiveSettings
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import GONE
-from gateway.telemetry.metric_reading import Reading, by_labels
+from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 LOOK_SECONDS = 1.0
 """What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
@@ -62,8 +62,8 @@ class _Counts(NamedTuple):
     used: tuple[dict[tuple[str, ...], float], ...]
 
 
-def _counts(read: Path | Reading) -> _Counts:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _counts(read: Path | MetricReading) -> _Counts:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
     waits, seconds, refused = by_labels(read, ("scope", "name", "limit"), *of_limits)
     waiting = by_labels(read, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
@@ -81,7 +81,7 @@ class CallersApi:
         self._directory = metrics_directory
         self._last: _Counts | None = None
 
-    def since_last(self, reading: Reading) -> list[dict[str, Any]]:
+    def since_last(self, reading: MetricReading) -> list[dict[str, Any]]:
         """The first SHOWN of them at once, those first whom a limit binds, then those that have sent most requests:
         what they take is that since it was called last."""
         now = _counts(reading)

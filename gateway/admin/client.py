@@ -17,7 +17,7 @@ import httpx
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gateway.core.errors import AdminPortError
+from gateway.core.errors import AdminPortError, NoAdminPort
 
 ANSWER_TIMEOUT_SECONDS = 10.0
 CHANGE_TIMEOUT_SECONDS = 60.0
@@ -723,9 +723,9 @@ class AdminClient:
         """End a job; what it has done stays done."""
         return self.delete(f"/api/v1/jobs/{quote(job_id, safe='')}", Job)
 
-    def start_job(self, kind: str, prefix: str) -> Job:
+    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to `warm`, `evict` or `pin` what lies under a prefix."""
-        return self.post(f"/api/v1/{kind}", {"prefix": prefix}, Job)
+        return self.post(f"/api/v1/{kind}", {"prefix": prefix, "allow_empty": allow_empty}, Job)
 
     def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> Job:
         return parsed(Job, self._ask("POST", f"/api/v1/{kind}", **_content(manifest, media_type)), self.base_url)
@@ -741,9 +741,9 @@ class AdminClient:
         """One of them."""
         return self.get(_snapshot_path(name), Snapshot)
 
-    def create_snapshot(self, name: str, prefix: str) -> Job:
+    def create_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make one."""
-        return self.post("/api/v1/snapshots", {"name": name, "prefix": prefix}, Job)
+        return self.post("/api/v1/snapshots", {"name": name, "prefix": prefix, "allow_empty": allow_empty}, Job)
 
     def import_snapshot(self, name: str, lines: Iterator[bytes], media_type: str) -> Snapshot:
         """Make one of JSON lines, of any number."""
@@ -919,7 +919,7 @@ def raise_problem(base_url: str, error: Exception) -> NoReturn:
     if isinstance(error, httpx.TimeoutException):
         raise AdminPortError(f"no gateway answers at {base_url} in time: {type(error).__name__}") from error
     if isinstance(error, httpx.ConnectError):
-        raise AdminPortError(
+        raise NoAdminPort(
             f"no gateway answers at {base_url}: {error}; is `forebay serve` running there? --admin-url names another"
         ) from error
     raise AdminPortError(f"no gateway answers at {base_url}: {error}") from error

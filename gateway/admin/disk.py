@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.telemetry import metric_reading, metrics
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 
-def disk_document(read: Path | Reading) -> dict[str, Any]:
+def disk_document(read: Path | MetricReading) -> dict[str, Any]:
     """The worst that any process has found, how many have found what, and of how many the write-back journal takes
     nothing. Full is also a disk on which blocks may replace each other, and no write finds room. Of a directory, reads
     files: call it in a thread."""
-    reading = read if isinstance(read, Reading) else Reading(read)
+    reading = read if isinstance(read, MetricReading) else MetricReading(read)
     found, journal = metric_reading.by_label(
         reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE
     )

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_observers import BROKEN_OFF
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 HISTORY_SECONDS = 900
 SAMPLE_SECONDS = 5
@@ -35,13 +35,13 @@ class CountsHistory:
         """Take a sample every SAMPLE_SECONDS until cancelled. One that fails is a gap in the charts."""
         while True:
             try:
-                self._samples.append(counts_of(await asyncio.to_thread(Reading, self._directory)))
+                self._samples.append(counts_of(await asyncio.to_thread(MetricReading, self._directory)))
             except OSError as error:
                 _log.warning("the counts for the dashboard's charts cannot be read", error=str(error))
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def counts_of(reading: Reading) -> dict[str, Any]:
+def counts_of(reading: MetricReading) -> dict[str, Any]:
     """Sums since the gateway started, of which two make a rate, and how often which latency occurred."""
     statuses = reading.by_labels(("status",), metrics.REQUESTS)
     origin_statuses = reading.by_labels(("status",), metrics.ORIGIN_REQUESTS)

@@ -22,7 +22,7 @@ class IndexHolder:
     def __init__(self) -> None:
         self._indexes: Indexes | None = None
 
-    def follow(self, indexes: Indexes | None) -> None:
+    def apply_settings(self, indexes: Indexes | None) -> None:
         self._indexes = indexes
 
     def documents(self) -> list[dict[str, Any]] | None:

@@ -54,7 +54,7 @@ class JobsApi:
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         try:
-            prefix = await _prefix(request)
+            _, prefix, _ = await asked(request)
             unpinned = await jobs.unpin(prefix)
         except ValueError as error:
             return problem(400, str(error))
@@ -100,7 +100,8 @@ class JobsApi:
             if given == MANIFEST_TYPE and kind is not JobKind.PIN:
                 job = await jobs.start_listed(kind, request.stream())
             elif given == "application/json":
-                job = await jobs.start(kind, await _prefix(request))
+                _, prefix, allow_empty = await asked(request)
+                job = await jobs.start(kind, prefix, allow_empty=allow_empty)
             else:
                 manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
                 return problem(415, f"Content-Type must be application/json{manifest}")
@@ -128,15 +129,18 @@ def _shown(jobs: Jobs, job: Job | None) -> Response:
     return json_answer(job_document(job, jobs.pace(job.id)))
 
 
-async def _prefix(request: Request) -> str:
-    """The prefix that a request names; ValueError says what is wrong with it."""
+async def asked(request: Request) -> tuple[dict[str, Any], str, bool]:
+    """Return the document of a request, its prefix, and `allow_empty`; ValueError says what is wrong with it."""
     document: Any = orjson.loads(await posted(request))
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
     prefix = Prefix.parse(document["prefix"])
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return str(prefix)
+    allow_empty = document.get("allow_empty", False)
+    if not isinstance(allow_empty, bool):
+        raise ValueError("allow_empty must be true or false")
+    return document, str(prefix), allow_empty
 
 
 def _not_open() -> Response:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from gateway import __version__
 from gateway.admin.media_types import MANIFEST_TYPE
 from gateway.admin.openapi_overview import overview_schema
-from gateway.admin.openapi_parts import OBJECT_NAME, PREFIX_OF_BUCKET, always_whole, flag, query
+from gateway.admin.openapi_parts import ALLOW_EMPTY, OBJECT_NAME, PREFIX_OF_BUCKET, always_whole, flag, query
 from gateway.admin.openapi_requests import REQUESTS
 from gateway.admin.openapi_snapshots import snapshot_paths
 from gateway.admin.openapi_writeback import SUMMARY, writeback_paths
@@ -234,10 +234,13 @@ _JOB = {
         "full": {"type": "boolean", "description": "the cache has no room for the rest"},
         "objects_failed": {"type": "integer"},
         "errors": {"type": "array", "items": {"type": "string"}},
+        "allow_empty": {"type": "boolean", "description": "of a pin or a snapshot: finding no object is no failure"},
+        "was_pinned": {"type": "boolean", "description": "before the job, so it stays pinned however the job ends"},
     },
 }
 _PINS = {"type": "object", "properties": {"pins": {"type": "array", "items": {"type": "string"}}}}
 _PREFIX = {"type": "object", "properties": {"prefix": PREFIX_OF_BUCKET}, "required": ["prefix"]}
+_PREFIX_TO_PIN = {**_PREFIX, "properties": {"prefix": PREFIX_OF_BUCKET, "allow_empty": ALLOW_EMPTY}}
 _JOBS = {"type": "object", "properties": {"jobs": {"type": "array", "items": _JOB}}}
 _EVENT = {
     "type": "object",
@@ -519,7 +522,7 @@ def _explain() -> dict[str, Any]:
 
 
 def _start(summary: str, *, manifest: bool = True) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _PREFIX}}
+    content: dict[str, Any] = {"application/json": {"schema": _PREFIX if manifest else _PREFIX_TO_PIN}}
     refused: dict[str, Any] = {}
     if manifest:
         content[MANIFEST_TYPE] = {"schema": {"type": "string", "description": "one s3://bucket/key a line"}}

@@ -15,6 +15,7 @@ PREFIX_OF_BUCKET: dict[str, Any] = {
     "pattern": r"^s3://[^/]+(/[\s\S]*)?$",
     "examples": ["s3://bucket/prefix"],
 }
+ALLOW_EMPTY = {"type": "boolean", "default": False, "description": "finding no object is no failure"}
 OBJECT_NAME: dict[str, Any] = {
     "type": "string",
     "pattern": r"^s3://[^/]+/[\s\S]+$",

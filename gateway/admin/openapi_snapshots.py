@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.admin.media_types import LINES_TYPE
-from gateway.admin.openapi_parts import PREFIX_OF_BUCKET, SNAPSHOT_NAME_SCHEMA, flag, query
+from gateway.admin.openapi_parts import ALLOW_EMPTY, PREFIX_OF_BUCKET, SNAPSHOT_NAME_SCHEMA, flag, query
 
 SNAPSHOT = {
     "type": "object",
@@ -26,7 +26,7 @@ SNAPSHOT = {
 _SNAPSHOTS = {"type": "object", "properties": {"snapshots": {"type": "array", "items": SNAPSHOT}}}
 _NAME_AND_PREFIX = {
     "type": "object",
-    "properties": {"name": SNAPSHOT_NAME_SCHEMA, "prefix": PREFIX_OF_BUCKET},
+    "properties": {"name": SNAPSHOT_NAME_SCHEMA, "prefix": PREFIX_OF_BUCKET, "allow_empty": ALLOW_EMPTY},
     "required": ["name", "prefix"],
 }
 _NAMED = {"type": "object", "properties": {"name": {"type": "string"}}}

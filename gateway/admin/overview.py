@@ -23,7 +23,7 @@ from gateway.admin.troubles import troubles
 from gateway.core.errors import BufferUnavailable, SnapshotError, StoreUnavailable
 from gateway.policy.slots import Prefix
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 FRESH_SECONDS = 0.5
 """A document so old is given again: several open pages cost as much as one."""
@@ -45,7 +45,7 @@ class OverviewApi:
 
     def __init__(
         self,
-        status: Callable[[Reading], Awaitable[dict[str, Any]]],
+        status: Callable[[MetricReading], Awaitable[dict[str, Any]]],
         slots: SlotsApi,
         lent: Holders,
         metrics_directory: Path,
@@ -80,7 +80,7 @@ class OverviewApi:
         return Response(orjson.dumps(document), headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def _made(self) -> dict[str, Any]:
-        reading = await asyncio.to_thread(Reading, self._directory)
+        reading = await asyncio.to_thread(MetricReading, self._directory)
         status = await self._status(reading)
         return {
             "host": platform.node(),

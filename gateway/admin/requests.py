@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.responses import json_answer, problem
+from gateway.admin.responses import json_answer, number, problem
 from gateway.shared.recent_requests import recent_requests
 
 LIMIT, LIMIT_MAX = 20, 1000
@@ -26,11 +26,9 @@ class RequestsApi:
     async def list(self, request: Request) -> Response:
         """`?limit=`: so many of each kind at most."""
         try:
-            limit = int(request.query_params.get("limit", LIMIT))
-        except ValueError:
-            limit = 0
-        if not 0 < limit <= LIMIT_MAX:
-            return problem(400, f"limit is a number from 1 to {LIMIT_MAX}")
+            limit = number(request, "limit", 1, LIMIT_MAX, LIMIT)
+        except ValueError as error:
+            return problem(400, str(error))
         return json_answer(await self.document(limit))
 
     async def document(self, limit: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -37,6 +38,14 @@ def flag(request: Request, name: str) -> bool:
     if given not in ("true", "false"):
         raise ValueError(f"{name} must be true or false")
     return given == "true"
+
+
+def number(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
+    """Return a parameter that is a whole number in plain digits; ValueError."""
+    given = request.query_params.get(name, "" if default is None else str(default))
+    if not re.fullmatch("[0-9]{1,18}", given) or not least <= int(given) <= most:
+        raise ValueError(f"{name} must be a number from {least} to {most}")
+    return int(given)
 
 
 def content_type(request: Request) -> str:

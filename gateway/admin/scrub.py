@@ -41,7 +41,7 @@ class ScrubHolder:
         self._period_seconds = period_seconds
         self._scrubber: Scrubs | None = None
 
-    def follow(self, scrubber: Scrubs | None) -> None:
+    def apply_settings(self, scrubber: Scrubs | None) -> None:
         self._scrubber = scrubber
 
     def document(self) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ from gateway.admin.responses import json_answer, posted, problem
 from gateway.admin.slot_changes import SlotChanges, SlotRefused
 from gateway.admin.writeback import WritebackHolder
 from gateway.config import SlotSettings
+from gateway.config.entries import NAME
 from gateway.config.live import LiveSettings
+from gateway.config.loading import validated
+from gateway.config.problems import SettingsError
 from gateway.policy.slots import DEFAULT_SLOT
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_reading import Reading, by_labels
+from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 RATE_SECONDS = 1.0
 """Rates are those of so long a time: an answer takes as long."""
@@ -54,8 +58,8 @@ class _Sample:
         return max(0.0, self.waited.get(key, 0.0) - before.waited.get(key, 0.0))
 
 
-def _sample(read: Path | Reading) -> _Sample:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _sample(read: Path | MetricReading) -> _Sample:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     [moved] = by_labels(read, ("direction", "slot"), metrics.ORIGIN_BYTES)
     [waited] = by_labels(read, ("by", "direction", "slot"), metrics.BANDWIDTH_WAIT_SECONDS)
     counted = by_labels(read, ("slot",), *_THROTTLING.values())
@@ -98,12 +102,16 @@ class SlotsApi:
             return problem(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}")
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
             return problem(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
-        if not isinstance(slot.get("prefix"), str):
-            return problem(400, "the slot needs a prefix: s3://bucket/ or s3://bucket/prefix")
+        try:
+            validated({"slots": [{**slot, "name": request.path_params["name"]}]})
+        except SettingsError as error:
+            return problem(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems))
         return await self._make(request, slot)
 
     async def delete(self, request: Request) -> Response:
         """Remove a slot that was set here. What it has on disk goes to the slots that its keys belong to then."""
+        if not re.fullmatch(NAME, request.path_params["name"]):
+            return problem(409, "there is no slot of that name: it is none")
         return await self._make(request, None)
 
     async def reload(self, request: Request) -> Response:
@@ -130,7 +138,7 @@ class SlotsApi:
         held = await asyncio.to_thread(_held, self._directory)
         return json_answer(self._documents(held, await self._writeback.summary(), before, now))
 
-    def since_last(self, reading: Reading, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    def since_last(self, reading: MetricReading, summary: Mapping[str, Any] | None) -> dict[str, Any]:
         """The same at once: rates are those since it was called last. `summary`: of what is unflushed."""
         now = _sample(reading)
         before, self._last = self._last or now, now
@@ -207,8 +215,8 @@ class _Link:
         return self.bytes_per_second_max * self.weights[slot] / (self.active_weight + more)
 
 
-def _held(read: Path | Reading) -> dict[str, dict[str, float]]:
-    read = read if isinstance(read, Reading) else Reading(read)
+def _held(read: Path | MetricReading) -> dict[str, dict[str, float]]:
+    read = read if isinstance(read, MetricReading) else MetricReading(read)
     of_slot = {
         "used": metrics.CACHE_USAGE_BYTES,
         "reserved": metrics.CACHE_RESERVED_BYTES,

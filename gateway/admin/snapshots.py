@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.admin.jobs import job_document
+from gateway.admin.jobs import asked, job_document
 from gateway.admin.media_types import LINES_TYPE
-from gateway.admin.responses import content_type, flag, json_answer, posted, problem
+from gateway.admin.responses import content_type, flag, json_answer, problem
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.runner import TooManyJobs
 from gateway.jobs.snapshot_service import BadLine, SnapshotService
-from gateway.policy.slots import Prefix
 
 _Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotService, Request], Awaitable[Response]]
 
@@ -69,8 +67,10 @@ class SnapshotsApi:
         """`{"name": "v1", "prefix": "s3://bucket/prefix"}`: freeze what is there now. 202 and the job."""
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
-        name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(job_document(await service.create(name, prefix)), 202)
+        document, prefix, allow_empty = await asked(request)
+        if not isinstance(name := document.get("name"), str):
+            raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
+        return json_answer(job_document(await service.create(name, prefix, allow_empty=allow_empty)), 202)
 
     @_answered
     async def show(self, service: SnapshotService, request: Request) -> Response:
@@ -108,13 +108,3 @@ def _lines(pieces: AsyncGenerator[bytes, None]) -> Response:
 
 def _name(request: Request) -> str:
     return str(request.path_params["name"])
-
-
-def _name_and_prefix(body: bytes) -> tuple[str, str]:
-    document: Any = orjson.loads(body)
-    if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
-        raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
-    prefix = Prefix.parse(document["prefix"])
-    if not prefix.bucket:
-        raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return document["name"], str(prefix)

@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.admin.responses import content_type, flag, json_answer, posted, problem
+from gateway.admin.responses import content_type, flag, json_answer, number, posted, problem
 from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
@@ -18,6 +18,7 @@ from gateway.policy.slots import Prefix
 PAGE = 100
 PAGE_MAX = 1000
 
+THROUGH_MAX = 10**18 - 1
 ABORTS_MAX = 100
 """Uploads that one request ends: each costs a commit."""
 
@@ -128,11 +129,9 @@ class WritebackApi:
     @_answered
     async def progress(self, backend: WritebackBackend, request: Request) -> Response:
         """What is left of what was acknowledged as `through` or before it."""
-        through = request.query_params.get("through", "")
-        if not through.isdecimal() or len(through) > 18:
-            raise ValueError("through must be the number that POST has answered")
+        through = number(request, "through", 0, THROUGH_MAX)
         is_name = flag(request, "is_name")
-        return json_answer(await backend.progress(_asked_prefix(request), int(through), is_name=is_name))
+        return json_answer(await backend.progress(_asked_prefix(request), through, is_name=is_name))
 
     @_answered
     async def versions(self, backend: WritebackBackend, request: Request) -> Response:
@@ -146,7 +145,7 @@ class WritebackApi:
         if document is None:
             return problem(415, "Content-Type must be application/json")
         sequence = document.get("sequence")
-        if sequence is not None and type(sequence) is not int:  # True is an int, too
+        if sequence is not None and (type(sequence) is not int or not 0 <= sequence <= THROUGH_MAX):  # True is an int
             raise ValueError("sequence must be the object's number, as it is listed")
         return json_answer(
             await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)
@@ -188,10 +187,7 @@ def _asked_prefix(request: Request) -> Prefix:
 
 
 def _limit(request: Request) -> int:
-    limit = request.query_params.get("limit", str(PAGE))
-    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= PAGE_MAX:
-        raise ValueError(f"limit must be 1 to {PAGE_MAX}")
-    return int(limit)
+    return number(request, "limit", 1, PAGE_MAX, PAGE)
 
 
 def _key(name: str) -> ObjectKey:

@@ -14,7 +14,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import LinkEnd, in_all
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
@@ -34,7 +34,7 @@ def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
     return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
-BandwidthPlan = tuple[Sequence[Ceiling], Sequence[Share]]
+BandwidthPlan = tuple[Sequence[Ceiling], Sequence[BandwidthShare]]
 
 
 def bandwidth_plan(settings: Settings) -> BandwidthPlan:
@@ -187,10 +187,10 @@ class CapacityFinder:
         self._bandwidth: Bandwidth | None = None
         self._finding: asyncio.Task[None] | None = None
 
-    def follow(self, bandwidth: Bandwidth | None) -> None:
+    def apply_settings(self, bandwidth: Bandwidth | None) -> None:
         """Put these ceilings in force. The capacity found before holds for them."""
         if bandwidth is not None and self._bandwidth is not None:
-            bandwidth.go_on_from(self._bandwidth)
+            bandwidth.continue_from(self._bandwidth)
         self._bandwidth = bandwidth
         if self._finding is None and bandwidth is not None and bandwidth.found:
             self._finding = asyncio.create_task(self._find(), name="capacity of the link")
@@ -235,12 +235,12 @@ def ceilings_of(settings: Settings) -> list[Ceiling]:
     return [ceiling for group in groups for ceiling in group]
 
 
-def shares_of(settings: Settings) -> list[Share]:
+def shares_of(settings: Settings) -> list[BandwidthShare]:
     """Return each slot's share of the link, in the same order in all processes of one gateway."""
-    shares = [Share("read", DEFAULT_SLOT.name), Share("write", DEFAULT_SLOT.name)]
+    shares = [BandwidthShare("read", DEFAULT_SLOT.name), BandwidthShare("write", DEFAULT_SLOT.name)]
     for slot in settings.slots:
-        shares.append(Share("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
-        shares.append(Share("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
+        shares.append(BandwidthShare("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
+        shares.append(BandwidthShare("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
     return shares
 
 

@@ -45,13 +45,13 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.opening import ANSWERS, disbelieve
+from gateway.metadata.opening import ANSWERS, discard_catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin, OriginCredentials
-from gateway.origin.retry import SilenceBoard
+from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
@@ -132,27 +132,27 @@ async def _node(
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
         stack.push_async_callback(finder.close)
-        finder.follow(bandwidth)
+        finder.apply_settings(bandwidth)
         node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
 
-        async def follow() -> None:
+        async def apply_settings() -> None:
             metrics.cache_capacity(live.now.cache.capacity_bytes)
-            node.slots.follow(_slots(live.now))
-            await keys.follow(live.now)
+            node.slots.apply_settings(_slots(live.now))
+            await keys.apply_settings(live.now)
             if ceilings.differ(live):
                 bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
-                finder.follow(bandwidth)
+                finder.apply_settings(bandwidth)
                 meter.ceilings = bandwidth
-            meter.requests = await rates.follow()
+            meter.requests = await rates.apply_settings()
 
         ceilings = _CeilingsBefore(live)
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield node
 
 
-def silence_board(shared_directory: Path | None) -> SilenceBoard:
+def silence_board(shared_directory: Path | None) -> OriginHealth:
     """Return the board on which processes that share this directory report silent or failed origins to each other."""
-    return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
+    return OriginHealth(shared_directory / _SILENCE if shared_directory is not None else None)
 
 
 @asynccontextmanager
@@ -172,10 +172,10 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
         origin = routed_origin(live.now, connect)
         stack.push_async_callback(origin.aclose)
 
-        async def follow() -> None:
-            await keys.follow(live.now)
+        async def apply_settings() -> None:
+            await keys.apply_settings(live.now)
 
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield origin, keys
 
 
@@ -242,7 +242,7 @@ async def s3_application(
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
-            ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
+            ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
             observer=node.metrics.answers,
         )
         authenticator = Authenticator(
@@ -272,16 +272,16 @@ async def s3_application(
 
         async def follow_frozen() -> None:
             if not closed:
-                await snapshots.follow(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
+                await snapshots.apply_settings(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
 
-        async def follow() -> None:
-            authenticator.follow(_keyring(live.now, node.credentials))
+        async def apply_settings() -> None:
+            authenticator.apply_settings(_keyring(live.now, node.credentials))
             services.rights.forget()
             if not closed:
                 with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
                     async with asyncio.timeout(_LEARNED_SECONDS_MAX):
                         await catalog.settle()
-                await blocks.follow(live.now.cache.capacity_bytes)
+                await blocks.apply_settings(live.now.cache.capacity_bytes)
                 if services.writeback is None:
                     services.writeback = await buffer_if_needed()
                 else:
@@ -290,7 +290,7 @@ async def s3_application(
             await follow_frozen()
 
         await follow_frozen()
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield S3App(
             services,
             authenticator,
@@ -303,7 +303,7 @@ async def s3_application(
 
 
 @dataclass(eq=False, slots=True)
-class Upkeep:
+class BackgroundServices:
     """The background process's work on the cache directory. `is_outdated` is set when it must be opened anew."""
 
     jobs: Jobs
@@ -325,9 +325,9 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(
+async def background_services(
     live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
-) -> AsyncIterator[Upkeep]:
+) -> AsyncIterator[BackgroundServices]:
     """Run the background process's part: jobs, indexes, and following changes of settings.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
@@ -346,14 +346,14 @@ async def upkeep(
         followed = [Slots(node.slots)]
         """Slots that the listing index may still know, the present ones last."""
 
-        async def follow() -> None:
-            await blocks.follow(live.now.cache.capacity_bytes)
+        async def apply_settings() -> None:
+            await blocks.apply_settings(live.now.cache.capacity_bytes)
             if flusher is not None:
                 await follow_slots(flusher.buffer, node.slots, blocks)
                 flusher.follow_slots()
             elif is_needed(live.now):
                 kept.is_outdated.set()
-            await indexes.follow(_index_plans(live.now, store.scratch))
+            await indexes.apply_settings(_index_plans(live.now, store.scratch))
             followed.append(Slots(node.slots))
 
         async def settle() -> None:
@@ -370,10 +370,12 @@ async def upkeep(
             services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
-                kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
-                with live.following(follow):
+                kept = BackgroundServices(
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                )
+                with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
-                        await follow()
+                        await apply_settings()
                     yield kept
         finally:
             await indexes.close()
@@ -389,11 +391,11 @@ class _RatesInForce:
         self._of = live.request_rates
         self.now = self._made()
 
-    async def follow(self) -> RequestRates:
+    async def apply_settings(self) -> RequestRates:
         if self._of != self._live.request_rates:
             self._of, before = self._live.request_rates, self.now
             self.now = self._made()
-            self.now.take_over(before)
+            self.now.inherit(before)
             await before.aclose()
         self.now.buckets_told = buckets_told(self._live.now)
         return self.now
@@ -450,7 +452,7 @@ def _bounding(node: _Node) -> Bounding:
 
 def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
     return [
-        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_concurrency, slot.index_inventory, scratch)
         for slot in settings.slots
         if slot.index
     ]
@@ -466,7 +468,7 @@ def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
 
 def forget_remembered(directory: Path) -> None:
     """Reset the catalog in a cache directory that no process has open; StoreUnavailable when the disk fails."""
-    disbelieve(directory / "catalog")
+    discard_catalog(directory / "catalog")
 
 
 def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
@@ -475,7 +477,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         directory=cache.directory / "blocks",
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
-        packed_bytes_max=cache.packed_bytes_max,
+        small_object_bytes_max=cache.small_object_bytes_max,
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
@@ -516,9 +518,9 @@ def _slots(settings: Settings) -> list[Slot]:
             slot.snapshot or "",
             slot.write,
             slot.buffer_bytes,
-            slot.buffer_full,
-            slot.exposure_bytes_max,
-            slot.exposure_age_seconds_max,
+            slot.when_buffer_full,
+            slot.unflushed_bytes_max,
+            slot.unflushed_age_seconds_max,
             slot.order,
             tuple(slot.markers),
             slot.manifests,

@@ -49,10 +49,10 @@ class OriginKeys:
         await self.own.start()
         await self._follow_named(self._settings)
 
-    async def follow(self, settings: Settings) -> None:
+    async def apply_settings(self, settings: Settings) -> None:
         """Follow these settings from now on. Only what has changed begins anew."""
         if isinstance(self.own, StaticCredentials):
-            self.own.follow(_pair_of(settings.origin))
+            self.own.apply_settings(_pair_of(settings.origin))
         else:
             self.own.renew()
         await self._follow_named(settings)
@@ -108,14 +108,14 @@ class OriginKeys:
                 before.credentials.renew()
             return before
         if before is not None and isinstance(before.credentials, StaticCredentials) and one.access_key_id is not None:
-            before.credentials.follow(_pair_of(one))
+            before.credentials.apply_settings(_pair_of(one))
             return before._replace(settings=one)
         begun = self._new(one, settings)
         if before is not None and one.role_arn is not None and before.settings.role_arn == one.role_arn:
             from gateway.origin.sts import RoleCredentials
 
             if isinstance(begun.credentials, RoleCredentials) and isinstance(before.credentials, RoleCredentials):
-                begun.credentials.take_over(before.credentials)
+                begun.credentials.inherit(before.credentials)
         for credentials in (begun.lender, begun.credentials):
             if credentials is not None:
                 await credentials.start()

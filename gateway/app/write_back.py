@@ -81,7 +81,7 @@ async def opened_buffer(
 
 async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: PassthroughCache) -> None:
     """Follow changed slots; BufferUnavailable."""
-    await buffer.follow(slots)
+    await buffer.apply_settings(slots)
     if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
 

@@ -170,7 +170,7 @@ class PassthroughCache:
         """
         return None
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         """Make this process follow the current slots of `BlockSettings` and this capacity, if there is a directory."""
 
     async def invalidate(self, key: ObjectKey) -> None:
@@ -198,7 +198,7 @@ class BlockCache(PassthroughCache):
         opened = dependencies.opened
         self._rebuilding = asyncio.Lock()
         self._maintenance = Maintenance(dependencies)
-        self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
+        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
         self._beating = asyncio.create_task(opened.heartbeats.beat_on(opened.worker), name="heartbeat")
 
     @classmethod
@@ -335,7 +335,7 @@ class BlockCache(PassthroughCache):
         """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
         prefix, and the reason for each that has none."""
         pins = self._dependencies.directory.pins
-        numbers, refused, is_any_gone = await self._dependencies.threads.index(pins.follow, prefixes)
+        numbers, refused, is_any_gone = await self._dependencies.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
@@ -388,13 +388,13 @@ class BlockCache(PassthroughCache):
         await self._account()
         await self._in_steps(self._dependencies.directory.pins.let_go())  # an unpinning may have been broken off
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         dependencies, settings = self._dependencies, self._dependencies.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         dependencies.directory.configured_capacity = capacity
         try:
-            await dependencies.threads.index_later(dependencies.directory.index.follow, capacity)
+            await dependencies.threads.index_later(dependencies.directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
             dependencies.isolation.note(error)
 

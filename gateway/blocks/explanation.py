@@ -52,7 +52,7 @@ def why_not_kept(dependencies: CacheDependencies, size_bytes: int | None, slot: 
     if not dependencies.isolation.writable:
         return f"the cache directory takes nothing: {dependencies.isolation.state}"
     if size_bytes is not None and not dependencies.settings.keeps(slot, size_bytes):
-        return "it is larger than the objects that its slot keeps (kept_object_size)"
+        return "it is larger than the objects that its slot keeps (max_cached_object_size)"
     return None
 
 

@@ -23,7 +23,7 @@ class BlockSettings:
     `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` have
     shares of it, and block sizes other than `block_size_bytes`. `fills_max` bounds the fills
     of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
-    first byte never queues behind bytes without a reader. Blocks of at most `packed_bytes_max`, short last
+    first byte never queues behind bytes without a reader. Blocks of at most `small_object_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
     Fills write at most `daily_writes_bytes` a day (UTC), all processes together, with the index's
     own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
@@ -40,7 +40,7 @@ class BlockSettings:
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
     slots: Slots = field(default_factory=Slots)
-    packed_bytes_max: int = PACKED_BYTES_MAX
+    small_object_bytes_max: int = PACKED_BYTES_MAX
     daily_writes_bytes: int | None = None
     index_bytes_max: int | None = None
     shared_directory: Path | None = None
@@ -69,8 +69,8 @@ class BlockSettings:
         for size in (self.block_size_bytes, *self._block_sizes.values()):
             if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
                 raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
-        if not 0 <= self.packed_bytes_max <= PACKED_BYTES_MAX:
-            raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
+        if not 0 <= self.small_object_bytes_max <= PACKED_BYTES_MAX:
+            raise ConfigError("cache.small_object_max", self.small_object_bytes_max, "0 to 1 MiB")
         if self.capacity_bytes < 0:
             raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
         if self.readahead_bytes < 0:

@@ -39,7 +39,7 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
-AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="With --wait: finding no object is no failure.")]
+AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="Finding no object is no failure.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
 ]
@@ -139,7 +139,7 @@ def _run(
     if manifest is not None and prefix is None:
         job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)
     elif manifest is None and prefix is not None:
-        job = client.start_job(kind, prefix)
+        job = client.start_job(kind, prefix, allow_empty=allow_empty)
     else:
         raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
     if wait:
@@ -150,8 +150,11 @@ def _run(
         _show([job])
     else:
         typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
-    if wait and job.state == "done" and not job.objects_found and not allow_empty:
-        fail(f"{printable(prefix or str(manifest))} holds no object: check the name, or give --allow-empty")
+    name = printable(prefix or str(manifest))
+    if wait and job.found_all and not job.objects_found and not allow_empty:
+        fail(f"{name} holds no object: check the name, or give --allow-empty")
+    if wait and job.full:
+        fail(f"the cache has no room for all of {name}: it has {size_text(job.bytes_done)}")
     if wait and job.state != "done":
         raise typer.Exit(1)
 

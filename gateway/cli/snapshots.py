@@ -25,7 +25,7 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
-from gateway.cli.jobs import follow, pieces_of
+from gateway.cli.jobs import AllowEmptyOption, follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Row, print_table
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ def create(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Do not wait for the snapshot: forebay jobs shows the progress.")
     ] = False,
+    allow_empty: AllowEmptyOption = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """List a prefix in the bucket, and save the listing under a name."""
     client = admin_client(admin_url, config)
-    job = client.create_snapshot(name, prefix)
+    job = client.create_snapshot(name, prefix, allow_empty=allow_empty)
     if no_wait:
         print_json(job.document()) if json else typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
         return

@@ -91,7 +91,8 @@ def _show_writeback(pending: Writeback) -> None:
     """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
     for slot in pending.slots:
         amount = f"{counted(slot.objects, 'object')}, {size_text(slot.bytes)}" if slot.objects else "nothing"
-        text = f"not at the origin yet, {slot.slot}: {amount}"
+        is_local = slot.local_objects and not slot.objects
+        text = f"{slot.slot}: nothing to send" if is_local else f"not at the origin yet, {slot.slot}: {amount}"
         if slot.oldest_acknowledged_at is not None:
             age_seconds = max(0.0, time.time() - slot.oldest_acknowledged_at)
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"

@@ -43,7 +43,7 @@ _ABORTED_AT_ONCE = 20
 _TO_BE_DECIDED = ("conflict", "damaged")
 
 
-class Decision(StrEnum):
+class ConflictDecision(StrEnum):
     """As the admin port knows them."""
 
     KEEP_OURS = "keep-ours"
@@ -54,7 +54,7 @@ class Decision(StrEnum):
 PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 DecisionArgument = Annotated[
-    Decision,
+    ConflictDecision,
     typer.Argument(
         metavar="keep-ours|keep-theirs|discard",
         help="keep-ours: overwrite what others wrote, or send a manifest without its files. keep-theirs, discard: give "
@@ -167,11 +167,11 @@ def resolve(
     """
     _check(name)
     client = admin_client(admin_url, config)
-    sequence = _confirmed(client, name) if decision is not Decision.KEEP_OURS and not yes else None
+    sequence = _confirmed(client, name) if decision is not ConflictDecision.KEEP_OURS and not yes else None
     answer = client.resolve(name, decision.value, sequence)
     if json:
         print_json(answer.document())
-    elif decision is Decision.KEEP_OURS:
+    elif decision is ConflictDecision.KEEP_OURS:
         found = answer.etag_at_origin
         typer.echo(
             f"{printable(name)} is on its way to the origin, in place of {'nothing' if found is None else found}"

@@ -15,9 +15,9 @@ from gateway.core.errors import ConfigError
 _OF_BUFFERS = ("buffer_bytes", "checkpoints", "upload_expiry_seconds")
 
 _OF_WRITE_BACK = (
-    "buffer_full",
-    "exposure_bytes_max",
-    "exposure_age_seconds_max",
+    "when_buffer_full",
+    "unflushed_bytes_max",
+    "unflushed_age_seconds_max",
     "order",
     "markers",
     "manifests",

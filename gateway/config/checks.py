@@ -422,7 +422,7 @@ def _rate(bytes_per_second: int) -> str:
     return f"{format_size(bytes_per_second)}/s"
 
 
-_INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
+_INDEX_KEYS = ("index_refresh_seconds", "index_concurrency", "index_inventory")
 
 
 def _indexes(settings: Settings) -> Iterator[ConfigError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 CONFIGURATION_BYTES_MAX = 4 * 2**20
@@ -13,14 +14,12 @@ OVERLAY_BYTES_MAX = 128 * 2**20
 """The gateway wrote it itself, but it may have been changed since."""
 
 
-class FileTooLarge(ValueError):
-    """A file is too long to be of its kind."""
-
-
 def content_of(path: Path, bytes_max: int) -> bytes:
-    """Return a file's content; OSError, or FileTooLarge beyond `bytes_max`. Blocks."""
+    """Return what a file holds; raise OSError, or ValueError for a file that cannot be the one. Blocks."""
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
-        raise FileTooLarge(f"it has more than {bytes_max} bytes")
+        raise ValueError(f"it has more than {bytes_max} bytes")
+    if content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it begins with a byte order mark (BOM): save it as UTF-8 without one")
     return content

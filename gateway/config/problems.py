@@ -33,6 +33,8 @@ class SettingsError(ForebayError):
 
 def _with_source(problem: ConfigError, sources: Mapping[str, str]) -> ConfigError:
     source = next((sources[key] for key in with_tables_around(problem.key) if key in sources), None)
+    if source is None:  # a table as a whole: who gave something in it
+        source = next((sources[key] for key in sources if re.match(rf"{re.escape(problem.key)}[.\[]", key)), None)
     if problem.source is not None or source is None:
         return problem
     return ConfigError(problem.key, problem.value, problem.allowed, source, problem.problem)

@@ -37,7 +37,7 @@ _DIGITS_MAX = 18
 """Numbers that SQLite can hold."""
 
 
-class Found(NamedTuple):
+class FoundName(NamedTuple):
     """A pattern's findings in a key: the checkpoint's prefix, its step, and the rank that wrote the object."""
 
     prefix: str
@@ -101,7 +101,7 @@ class CheckpointPattern:
     tail: Sequence[PartPattern | None]
     is_directory: bool
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> FoundName | None:
         """None where the key belongs to no checkpoint of this pattern."""
         parts = key.split("/")
         whole = None if self.is_directory else len(parts)
@@ -111,7 +111,7 @@ class CheckpointPattern:
         prefix = "/".join(parts[: found.parts_count]) + ("/" if self.is_directory else "")
         rest = parts[found.parts_count :]
         behind = _match(self.tail, rest, len(rest)) if self.tail else None
-        return Found(prefix, found.step, None if behind is None else behind.rank)
+        return FoundName(prefix, found.step, None if behind is None else behind.rank)
 
 
 class _Matched(NamedTuple):

@@ -4,6 +4,7 @@ ForebayError
 ├── ConfigError            a setting is wrong: names the key, the value and what is allowed
 ├── StartupError           the gateway cannot start here: the message says what to do
 ├── AdminPortError         the admin port of a running gateway does not answer, or refuses: the message says what to do
+│   └── NoAdminPort            nothing listens at its address
 ├── S3Error                the client's answer: code, status, message (built by `s3.error_codes.s3_error`)
 ├── ClientDisconnected     the client went away
 ├── OriginError
@@ -68,6 +69,10 @@ class StartupError(ForebayError):
 
 class AdminPortError(ForebayError):
     """The admin port of a running gateway does not answer, refuses what it was asked for, or cannot be understood."""
+
+
+class NoAdminPort(AdminPortError):
+    """Nothing listens at the address of the admin port."""
 
 
 class S3Error(ForebayError):

@@ -11,7 +11,7 @@ from gateway.admin.client import AdminClient, BucketProfile, Process, Sample, Sl
 from gateway.admin.formatting import age_text, bucket_text, counted, size_text, waiting_text
 from gateway.admin.troubles import troubles
 from gateway.config import Settings
-from gateway.core.errors import AdminPortError
+from gateway.core.errors import AdminPortError, NoAdminPort
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.telemetry import metrics
 
@@ -30,12 +30,15 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
     try:
         status = client.status()
         slots, exposition = client.slots().slots, client.metrics()
-    except AdminPortError as absent:
+    except NoAdminPort as absent:
         yield note(AREA, str(absent), "start it, or give --admin-url, for more checks")
+        return
+    except AdminPortError as refusal:  # it is another one, or another program, or has another token
+        yield error(AREA, str(refusal), "see what has the port; give the --config of that gateway, or --admin-url")
         return
     yield from _health(status)
     if settings is not None and status.origin.endpoint_url != settings.origin.endpoint_url:
-        yield note(
+        yield warning(
             AREA,
             f"its origin is {status.origin.endpoint_url}, and this configuration says {settings.origin.endpoint_url}",
             "give its --config to check that one",

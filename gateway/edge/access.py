@@ -195,7 +195,7 @@ class Authenticator:
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2
 
-    def follow(self, keyring: Keyring) -> None:
+    def apply_settings(self, keyring: Keyring) -> None:
         """Callers sign with these from now on."""
         self._keyring = keyring
 

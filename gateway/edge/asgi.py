@@ -38,7 +38,7 @@ from gateway.operations.context import (
     Answer,
     AppContext,
     CacheLabel,
-    RequestBody,
+    ClientBody,
     RequestContext,
     Response,
     Sink,
@@ -65,7 +65,7 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
-class CountedBody(RequestBody, Protocol):
+class CountedBody(ClientBody, Protocol):
     """A request body that knows how much of it was read."""
 
     @property
@@ -470,6 +470,9 @@ class S3App:
             answer = reply_to(error, record.request_id, record.path)
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
+            if record.context is not None and record.context.not_absorbed is not None:
+                onward = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
+                reply.headers = [*onward, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
             record.error_code = reply.error_code
             if self.audit is not None:
@@ -568,9 +571,6 @@ class S3App:
             reply = reply_to(error, record.request_id, record.path)
         finally:
             answer.close()
-        if record.context is not None and record.context.not_absorbed is not None:
-            headers = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
-            reply.headers = [*headers, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
         return reply
 
     async def _told(self, record: RequestRecord, reply: Response, error: Exception, scope: Scope, send: Send) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.blocks.explanation import Explanation
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.dependencies import JobDependencies
-from gateway.metadata.catalog import Known
+from gateway.metadata.catalog import CatalogHit
 from gateway.metadata.snapshots.registry import OpenSnapshot
 from gateway.policy.slots import Prefix, Slot
 
@@ -16,23 +16,23 @@ from gateway.policy.slots import Prefix, Slot
 class Explainer:
     """Looks up what this node knows; changes nothing."""
 
-    def __init__(self, tools: JobDependencies) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies) -> None:
+        self._dependencies = dependencies
 
     async def explain(self, key: ObjectKey) -> dict[str, Any]:
         """As the OpenAPI document of the admin port describes it.
 
         SnapshotError or S3Error where the snapshot cannot be used, StoreUnavailable.
         """
-        tools = self._tools
-        slot = tools.slots.find(*key)
-        known = tools.catalog.explain(key, slot)
+        dependencies = self._dependencies
+        slot = dependencies.slots.find(*key)
+        known = dependencies.catalog.explain(key, slot)
         version = known.head.version if known is not None and known.head is not None else None
         if slot.consistency == "snapshot":
             version = await asyncio.to_thread(self._frozen, key, slot)
-        found = await tools.blocks.explain(key, version, slot.name)
-        habits = tools.catalog.habits(key.bucket)
-        pins = [pin for pin in tools.blocks.pins() if Prefix.parse(pin).covers(*key)]
+        found = await dependencies.blocks.explain(key, version, slot.name)
+        habits = dependencies.catalog.habits(key.bucket)
+        pins = [pin for pin in dependencies.blocks.pins() if Prefix.parse(pin).covers(*key)]
         return {
             "bucket": key.bucket,
             "key": key.key,
@@ -46,9 +46,9 @@ class Explainer:
 
     def _frozen(self, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
         """As the snapshot has it. Blocks."""
-        if self._tools.snapshots is None:
+        if self._dependencies.snapshots is None:
             return None
-        with self._tools.snapshots.opened(slot.snapshot) as snapshot:
+        with self._dependencies.snapshots.opened(slot.snapshot) as snapshot:
             found = OpenSnapshot(snapshot).find(key.key)
         return found.version if found is not None else None
 
@@ -67,7 +67,7 @@ def _slot(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _known(known: Known | None, slot: Slot, version: ObjectVersion | None) -> dict[str, Any]:
+def _known(known: CatalogHit | None, slot: Slot, version: ObjectVersion | None) -> dict[str, Any]:
     """`by`: who says so, and whether the origin is asked all the same."""
     if slot.consistency == "snapshot":
         by, state, age_seconds = "snapshot", "fresh", None

@@ -43,7 +43,7 @@ class Job:
     `objects_done` and `bytes_done` follow. `bytes_fetched` of them came from the origin, the others were there.
     `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
     for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
-    they are found.
+    they are found. With `allow_empty`, finding none is no failure. What `was_pinned` before stays so.
     """
 
     id: str
@@ -64,6 +64,8 @@ class Job:
     objects_failed: int = 0
     errors: tuple[str, ...] = field(default_factory=tuple)
     name: str = ""
+    allow_empty: bool = False
+    was_pinned: bool = False
 
     def failed_with(self, error: str) -> Job:
         """One object more could not be done."""

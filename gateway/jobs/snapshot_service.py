@@ -20,7 +20,7 @@ from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
-from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 
@@ -35,11 +35,11 @@ _log = structlog.get_logger("forebay.snapshots")
 class SnapshotService:
     """All of it. Names are checked here: ValueError for what is none."""
 
-    def __init__(self, tools: JobDependencies, jobs: Jobs) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies, jobs: Jobs) -> None:
+        self._dependencies = dependencies
         self._jobs = jobs
-        self._store = snapshots_of(tools)
-        self._homes = tools.homes
+        self._store = snapshots_of(dependencies)
+        self._homes = dependencies.homes
         self._imports = 0
 
     async def all(self) -> list[dict[str, Any]]:
@@ -80,11 +80,11 @@ class SnapshotService:
                 _log.warning("a slot cannot be served from its snapshot", slot=one["slot"], problem=one["problem"])
 
     def _frozen(self) -> list[Slot]:
-        return [slot for slot in self._tools.slots if slot.consistency == "snapshot"]
+        return [slot for slot in self._dependencies.slots if slot.consistency == "snapshot"]
 
-    async def create(self, name: str, prefix: str) -> Job:
+    async def create(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make one; SnapshotConflict, TooManyJobs, StoreUnavailable."""
-        return await self._jobs.start_snapshot(valid_name(name), prefix)
+        return await self._jobs.start_snapshot(valid_name(name), prefix, allow_empty=allow_empty)
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete one for good; SnapshotConflict while it freezes a slot, unless `force`. NoSuchSnapshot."""
@@ -108,12 +108,12 @@ class SnapshotService:
         prefix = await self._check(name)
         if other is not None and (await self._check(other)).bucket != prefix.bucket:
             raise ValueError(f"snapshots {name!r} and {other!r} are of two buckets")
-        after = self._entries(other) if other is not None else pages(self._tools, prefix, None)
+        after = self._entries(other) if other is not None else pages(self._dependencies, prefix, None)
         return _in_pieces(differences(self._entries(name), after))
 
     async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
         """Make one of JSON lines, in any order of keys; BadLine, SnapshotConflict, SnapshotError, StoreUnavailable."""
-        await check_free(self._tools, valid_name(name))
+        await check_free(self._dependencies, valid_name(name))
         if self._imports >= IMPORTS_MAX:
             raise SnapshotConflict(f"{IMPORTS_MAX} snapshots are being imported: wait for one")
         self._imports += 1
@@ -123,8 +123,8 @@ class SnapshotService:
             self._imports -= 1
 
     async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
-        lines, now = LineReader(), self._tools.clock.now()
-        begun: Staging | None = None
+        lines, now = LineReader(), self._dependencies.clock.now()
+        begun: SnapshotStaging | None = None
         try:
             async for piece in pieces:
                 found = await asyncio.to_thread(list, lines.feed(piece))
@@ -143,13 +143,13 @@ class SnapshotService:
                 await asyncio.to_thread(begun.discard)
             raise
 
-    async def _begun(self, name: str, header: Header, now: float) -> Staging:
+    async def _begun(self, name: str, header: Header, now: float) -> SnapshotStaging:
         started_at = header.started_at if header.started_at is not None else now
         origins = Origins(name, str(header.prefix), header.origin, started_at)
         mark = f"import-{secrets.token_hex(8)}"
-        return await steadily(Staging.begin, self._store, mark, origins)
+        return await steadily(SnapshotStaging.begin, self._store, mark, origins)
 
-    async def _published(self, begun: Staging, header: Header, now: float) -> dict[str, Any]:
+    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> dict[str, Any]:
         expected = None
         if header.objects is not None and header.digest is not None:
             expected = header.objects, header.digest
@@ -196,7 +196,7 @@ class SnapshotService:
         return None
 
 
-async def _insert(staging: Staging, found: Sequence[tuple[int, ListedEntry]]) -> None:
+async def _insert(staging: SnapshotStaging, found: Sequence[tuple[int, ListedEntry]]) -> None:
     """Add objects; BadLine names the line whose key has come before."""
     for start in range(0, len(found), _INSERTED_AT_ONCE):
         rows = found[start : start + _INSERTED_AT_ONCE]

@@ -37,7 +37,7 @@ from gateway.disk.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
-    Entry,
+    CatalogEntry,
     InvalidationEpochs,
     Watch,
     catalog_key,
@@ -54,7 +54,6 @@ from gateway.telemetry.metric_observers import CatalogMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class DiskThread:
@@ -155,7 +154,7 @@ class CatalogUpdate:
     """An entry on its way into the catalog; `of_version`: it describes its version, whichever is current."""
 
     key: ObjectKey
-    entry: Entry
+    entry: CatalogEntry
     of_version: bool = False
 
 
@@ -200,7 +199,7 @@ class CatalogStore:
         )
         self._entries, self._extras, self._versions = tables
 
-    def lookup(self, key: ObjectKey) -> Entry | None:
+    def lookup(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the entry of a key unless an own write has voided it; None also when the disk fails."""
         record_key = catalog_key(key)
         entry = self._entry(key, record_key)
@@ -208,11 +207,11 @@ class CatalogStore:
             return None
         return entry
 
-    def last(self, key: ObjectKey) -> Entry | None:
+    def last(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the last entry of a key even if void. Callers may compare it, but not answer with it."""
         return self._entry(key, catalog_key(key))
 
-    def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
+    def hold(self, key: ObjectKey) -> tuple[CatalogEntry, HeldRecord] | None:
         """Do the same as `lookup`, with a record for callers that check repeatedly whether the entry still holds."""
         record_key, seen = catalog_key(key), self.last_commit.number()
         record, extra = self.packed(record_key)
@@ -224,7 +223,7 @@ class CatalogStore:
             return None
         return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
-    def lookup_version(self, version: ObjectVersion) -> Entry | None:
+    def lookup_version(self, version: ObjectVersion) -> CatalogEntry | None:
         """Return the entry of one version; no own write voids it. None also when the disk fails."""
         record_key = version_key(version)
         try:
@@ -259,10 +258,8 @@ class CatalogStore:
         if entry is not None and not _is_of(entry, record):
             self.epochs.change_key(key)
 
-    def void_if_listed_otherwise(
-        self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
-    ) -> None:
-        """Void entries whose keys the origin has listed, in order, with another `version`: ETag and size."""
+    def void_if_listed_otherwise(self, bucket: str, listed: Sequence[tuple[bytes, tuple[str, int]]]) -> None:
+        """Void entries whose keys the origin has listed, in order, with another version: ETag and size."""
         if not listed:
             return
         found = []
@@ -272,10 +269,10 @@ class CatalogStore:
                 first = catalog_key(ObjectKey(bucket, listed[0][0].decode()))
                 if not cursor.set_range(first[:_COMPARED]) or cursor.key()[:_COMPARED] > last:
                     return
-                for raw, said in listed:
+                for raw, version in listed:
                     key = ObjectKey(bucket, raw.decode())
                     record = transaction.get(catalog_key(key))
-                    if record is not None and not is_listed_so(record, *version(said)):
+                    if record is not None and not is_listed_so(record, *version):
                         found.append(key)
         except (lmdb.Error, struct.error):
             return  # unreadable entries answer no request
@@ -304,7 +301,7 @@ class CatalogStore:
         except lmdb.Error:
             return None, b""
 
-    def _entry(self, key: ObjectKey, record_key: bytes) -> Entry | None:
+    def _entry(self, key: ObjectKey, record_key: bytes) -> CatalogEntry | None:
         record, extra = self.packed(record_key)
         return unpack(record_key, key, record, extra) if record is not None else None
 
@@ -360,7 +357,7 @@ class CatalogStore:
             cursor.delete()
 
 
-def _is_of(entry: Entry, record: bytes | None) -> bool:
+def _is_of(entry: CatalogEntry, record: bytes | None) -> bool:
     if entry.head is None or record is None:
         return entry.head is None and record is None
     modified, etag, size_bytes = version_of(record)

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import BodyStream
-from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketAnswer, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
@@ -43,7 +43,7 @@ async def bucket_answer(context: RequestContext) -> Response:
     if not answers.is_on or not _is_plain(request) or context.signed_by is not None:
         return await forward(context)
     payload = await receive_payload(context)
-    question = Question(request.operation.value, request.bucket or "")
+    question = BucketQuery(request.operation.value, request.bucket or "")
     looks_anew = wants_revalidation(context)
     known = None if looks_anew else await answers.recall(question, context.slot)
     if known is not None and known.freshness is Freshness.FRESH:
@@ -60,7 +60,9 @@ def _is_plain(request: S3Request) -> bool:
     return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 
-async def _ask(context: RequestContext, question: Question, payload: Payload, *, stale: Answer | None) -> Response:
+async def _ask(
+    context: RequestContext, question: BucketQuery, payload: Payload, *, stale: BucketAnswer | None
+) -> Response:
     """Return the origin's answer, or `stale` if it gives none."""
     answers = context.services.answers
     asked = answers.now(question.bucket)
@@ -89,13 +91,13 @@ def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
 
 
 async def _learned(
-    context: RequestContext, question: Question, asked: ObservedAt, response: OriginResponse
+    context: RequestContext, question: BucketQuery, asked: ObservedAt, response: OriginResponse
 ) -> Response:
     """Return the answer, received whole and remembered; pass on one that is too long as it comes."""
     operation, headers = context.request.operation, filter_response_headers(response.headers)
     if operation is Operation.HEAD_BUCKET:
         await response.aclose()
-        context.services.answers.keep(question, asked, Answer(200, without(headers, *_OF_ONE_ANSWER), b""))
+        context.services.answers.keep(question, asked, BucketAnswer(200, without(headers, *_OF_ONE_ANSWER), b""))
         return Response(200, headers, no_body(), "miss")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(response)
@@ -108,7 +110,9 @@ async def _learned(
     headers = without(headers, "content-length")
     if response.status != 200 and _NOT_SET[operation] not in body:
         return Response(response.status, headers, body, "forwarded")
-    context.services.answers.keep(question, asked, Answer(response.status, without(headers, *_OF_ONE_ANSWER), body))
+    context.services.answers.keep(
+        question, asked, BucketAnswer(response.status, without(headers, *_OF_ONE_ANSWER), body)
+    )
     return Response(response.status, headers, body, "miss")
 
 
@@ -118,5 +122,5 @@ async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) ->
         yield piece
 
 
-def _remembered(request: S3Request, answer: Answer) -> Response:
+def _remembered(request: S3Request, answer: BucketAnswer) -> Response:
     return Response(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")

@@ -1,6 +1,6 @@
 """The input and output of every operation: the request, the parts of the gateway that it may combine, and the answer.
 
-One of those parts is the room for request bodies in a worker's memory, shared by turns (`Buffers`). A body that is
+One of those parts is the room for request bodies in a worker's memory, shared by turns (`BodyBuffers`). A body that is
 received whole is small, but a slow client takes as long over it as its rate allows, and there may be thousands. So each
 has room before any of it is read. No credential takes more than it leaves free: one alone gets half, two get a third
 each, and the next always finds some. Bodies without room wait a little, in order; they are served by turns, a
@@ -39,7 +39,7 @@ Sink = Callable[[memoryview], None]
 """Takes the next bytes of a body, which are valid only during the call. Runs on threads, one call at a time."""
 
 
-class RequestBody(Protocol):
+class ClientBody(Protocol):
     """The bytes of a request body as they were on the wire, without HTTP framing."""
 
     @property
@@ -152,18 +152,18 @@ _GATEWAY = ""
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _BufferWaiter:
     size_bytes: int
     has_room: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Buffers:
+class BodyBuffers:
     """The room of one worker. Event loop only."""
 
     def __init__(self, size_bytes_max: int = BUFFERED_SIZE_BYTES_MAX_TOTAL) -> None:
         self._size_bytes_max = size_bytes_max
         self._of: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_BufferWaiter]] = OrderedDict()
         self.held_bytes = 0
 
     @asynccontextmanager
@@ -211,7 +211,7 @@ class Buffers:
         self._serve()
 
     async def _wait(self, credential: str, size_bytes: int, clock: Clock) -> None:
-        waiter = _Waiter(size_bytes)
+        waiter = _BufferWaiter(size_bytes)
         self._waiting.setdefault(credential, deque()).append(waiter)
         self._serve()
         if waiter.has_room.done():
@@ -230,7 +230,7 @@ class Buffers:
         if not waiter.has_room.done():
             raise _too_many()
 
-    def _leave(self, credential: str, waiter: _Waiter) -> None:
+    def _leave(self, credential: str, waiter: _BufferWaiter) -> None:
         queue = self._waiting.get(credential)
         if queue is not None and waiter in queue:
             queue.remove(waiter)
@@ -259,12 +259,12 @@ class Buffers:
 class Held:
     """The room taken by data that the gateway itself receives."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: BodyBuffers) -> None:
         self._buffers = buffers
         self.size_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Take more room, as `Buffers.take`."""
+        """Take more room, as `BodyBuffers.take`."""
         self._buffers.take(size_bytes)
         self.size_bytes += size_bytes
 
@@ -284,7 +284,7 @@ class AppContext:
     blocks: PassthroughCache
     slots: Slots
     clock: Clock
-    buffers: Buffers = field(default_factory=Buffers)
+    buffers: BodyBuffers = field(default_factory=BodyBuffers)
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry.switched_off)
     writeback: WritebackBuffer | None = None
     homes: Homes = field(default_factory=lambda: Homes(""))
@@ -343,7 +343,7 @@ class RequestContext:
 
     services: AppContext
     request: S3Request
-    body: RequestBody
+    body: ClientBody
     grant: Grant
     seed: SeedSignature | None
     slot: Slot

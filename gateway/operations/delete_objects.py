@@ -17,7 +17,7 @@ from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
-from gateway.operations.writeback.deleting import DeleteOutcome, bury_pending
+from gateway.operations.writeback.deleting import DeleteOutcome, write_tombstones
 from gateway.operations.writeback.write_through import deleted_through
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
@@ -88,7 +88,9 @@ class _Done(NamedTuple):
 async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     buffer = context.services.writeback
     is_of_origin = context.signed_by is not None  # the origin judges all; it has what was pending
-    return DeleteOutcome(entries) if buffer is None or is_of_origin else await bury_pending(context, buffer, entries)
+    return (
+        DeleteOutcome(entries) if buffer is None or is_of_origin else await write_tombstones(context, buffer, entries)
+    )
 
 
 def _as_error(entry: DeleteEntry, refusal: OriginAnswered) -> DeleteError:

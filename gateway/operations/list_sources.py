@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
 from gateway.core.model import MissReason
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup, found_of
+from gateway.metadata.listing.index import AuthoritativeEntry, FoundPage, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
-from gateway.operations.merged_page import Kind, Row, Rows
+from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
@@ -53,7 +53,7 @@ TRUTHS_MAX = 16
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _KEY_BYTES_MAX = 1024
-_OF_ANY_AGE = Bound(math.inf, math.inf)
+_OF_ANY_AGE = KeyBound(math.inf, math.inf)
 _GREATEST = "\U0010ffff".encode()
 """The greatest character: next to nothing that begins with a prefix sorts after the prefix and this."""
 
@@ -78,7 +78,7 @@ class Listing:
     bucket: str
     query: ListQuery
     slots: Sequence[Slot]
-    bound: Bound
+    bound: KeyBound
     outcomes: set[ListOutcome] = field(default_factory=set)
     reason: MissReason | None = None
     """Why the origin was asked, if it was."""
@@ -92,22 +92,23 @@ class Listing:
         return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"
 
 
-class Entry(NamedTuple):
+class SourceEntry(NamedTuple):
     """A listing's entry for an object: its record, and the template that the record would name."""
 
     record: bytes
     template: EntryTemplate
 
 
-ObjectRow: TypeAlias = Row[Entry]
-ObjectRows: TypeAlias = Rows[Entry]
+ObjectRow: TypeAlias = PageRow[SourceEntry]
+ObjectRows: TypeAlias = Rows[SourceEntry]
 
 
 def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> ObjectRows:
     rows: list[ObjectRow] = [
-        Row(key, Kind.ENTRY, content=Entry(record, templates[template_of(record)])) for key, record in page.keys
+        PageRow(key, Kind.ENTRY, content=SourceEntry(record, templates[template_of(record)]))
+        for key, record in page.keys
     ]
-    rows += [Row(prefix, Kind.PREFIX) for prefix in page.prefixes]
+    rows += [PageRow(prefix, Kind.PREFIX) for prefix in page.prefixes]
     rows.sort(key=lambda row: row.name)
     if not page.is_truncated:
         return Rows(rows)
@@ -129,29 +130,29 @@ class BucketSource:
         inside = wanted.rolled_up(wanted.start)
         if inside is not None and inside < wanted.start and wanted.is_behind(inside):
             # The origin leaves out a common prefix that it is asked to begin within.
-            return Rows([Row(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
+            return Rows([PageRow(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
         limit = min(max(wanted.limit, 1), 1000)
         found = await self.page(replace(wanted, limit=limit))
         return _until(rows_of(found.page, found.templates), wanted.stop)
 
-    def known(self, wanted: ListRequest) -> Found | NeedsLookup | None:
+    def known(self, wanted: ListRequest) -> FoundPage | NeedsLookup | None:
         if self._strict or wants_revalidation(self._listing.context):
             return None
         found = self._find(wanted)
-        if isinstance(found, Found):
+        if isinstance(found, FoundPage):
             self._listing.outcomes.add("hit")
         return found
 
-    async def page(self, wanted: ListRequest) -> Found:
+    async def page(self, wanted: ListRequest) -> FoundPage:
         """Return the page, from the origin if the index does not know it."""
         known = self.known(wanted)
-        if isinstance(known, Found):
+        if isinstance(known, FoundPage):
             return known
         found, outcome = await self.fetch_page(wanted, known)
         self._listing.outcomes.add(outcome)
         return found
 
-    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[Found, ListOutcome]:
+    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[FoundPage, ListOutcome]:
         """Ask the origin for a page; return it with its outcome."""
         if self._strict:
             question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
@@ -178,12 +179,12 @@ class BucketSource:
         *,
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
-    ) -> Found | NeedsLookup | None:
+    ) -> FoundPage | NeedsLookup | None:
         listing = self._listing
         index, with_owner = listing.context.services.catalog.listing, listing.query.with_owner
         return index.find(listing.bucket, wanted, listing.bound, with_owner=with_owner, stale=stale, truths=truths)
 
-    async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> Found | None:
+    async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> FoundPage | None:
         """Return the index's page after looking up these keys; None if they are too many, or the origin refuses."""
         truths: dict[bytes, AuthoritativeEntry] = {}
         while len(truths) + len(keys) <= TRUTHS_MAX:
@@ -208,22 +209,22 @@ class BucketSource:
         index.learn_truth(bucket, key, truth, asked)
         return truth
 
-    async def _ask(self, wanted: ListRequest) -> tuple[Found, ListOutcome]:
+    async def _ask(self, wanted: ListRequest) -> tuple[FoundPage, ListOutcome]:
         """Return the origin's page; an older one of the index if the origin does not answer and the slots allow it."""
         try:
             return await self._shared_page(wanted), "miss"
         except (OriginUnreachable, OriginAnswered) as error:
             stale = self._find(wanted, stale=True) if is_down(error) else None
-            if not isinstance(stale, Found):
+            if not isinstance(stale, FoundPage):
                 raise
             return stale, "stale"
 
-    async def _shared_page(self, wanted: ListRequest) -> Found:
+    async def _shared_page(self, wanted: ListRequest) -> FoundPage:
         listing = self._listing
         index = listing.context.services.catalog.listing
         asked = index.asked(listing.bucket)
 
-        async def send() -> Found:
+        async def send() -> FoundPage:
             found = found_of(await self._page_with_keys(wanted))
             index.learn(listing.bucket, wanted, found, asked, merge_seconds=listing.bound.merge_seconds)
             return found
@@ -329,7 +330,7 @@ class SnapshotSource:
         found = self.page(replace(wanted, limit=max(wanted.limit, 1)))
         return rows_of(found.page, found.templates)
 
-    def page(self, wanted: ListRequest) -> Found:
+    def page(self, wanted: ListRequest) -> FoundPage:
         """Return the page. Raises as `seek`."""
         data = self._opened.snapshot.data
         try:
@@ -342,10 +343,10 @@ class SnapshotSource:
         except (StoreUnavailable, SnapshotUnusable) as error:
             raise unusable(self._opened.manifest.name, error) from error
         self._listing.outcomes.add("hit")
-        return Found(page, data.templates)
+        return FoundPage(page, data.templates)
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """The places [start, stop) of a bucket; `slot` is the one that freezes them, or None."""
 
     start: bytes
@@ -379,23 +380,23 @@ class PartitionedSource:
         return source
 
 
-def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[Part]:
+def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[SourcePart]:
     """Return [start, stop) of a bucket in order; adjacent ranges that nothing freezes are one part."""
-    found: list[Part] = []
+    found: list[SourcePart] = []
     for part in _pieces(slots, bucket, start, stop):
         if found and part.slot is None and found[-1].slot is None:
-            part = Part(found.pop().start, part.stop, None)
+            part = SourcePart(found.pop().start, part.stop, None)
         found.append(part)
     return found
 
 
-def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Part]:
+def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[SourcePart]:
     prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
     edges = {b"", END, *(prefix for prefix, _ in prefixes), *(prefix_end(prefix) for prefix, _ in prefixes)}
     inner = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
     for first, last in pairwise(inner):
         slot = next((slot for prefix, slot in prefixes if _holds(prefix, first)), None)
-        yield Part(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
+        yield SourcePart(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
 
 
 def _holds(prefix: bytes, place: bytes) -> bool:
@@ -442,7 +443,7 @@ def pending_rows(tx: JournalView, bucket: str, wanted: ListRequest, count: int) 
         if len(plain) < len(found):
             common = wanted.rolled_up(_name(found[len(plain)])) or b""
             if wanted.is_behind(common):
-                rows.append(Row(common, _kind_of_prefix(tx, bucket, common, place)))
+                rows.append(PageRow(common, _kind_of_prefix(tx, bucket, common, place)))
             place, at_once = prefix_end(common), 1
         elif len(found) < at_once:
             return Rows(rows)
@@ -453,9 +454,9 @@ def pending_rows(tx: JournalView, bucket: str, wanted: ListRequest, count: int) 
 
 def _pending_row(pending: Write) -> ObjectRow:
     if pending.deleted:
-        return Row(_name(pending), Kind.TOMBSTONE)
+        return PageRow(_name(pending), Kind.TOMBSTONE)
     entry = pending_entry(pending)
-    return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
+    return PageRow(entry.key, Kind.ENTRY, content=SourceEntry(pack(entry, 0), entry.template))
 
 
 def _kind_of_prefix(tx: JournalView, bucket: str, common: bytes, place: bytes) -> Kind:

@@ -14,7 +14,7 @@ from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.list_sources import before
-from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
+from gateway.operations.merged_page import Kind, ListSource, MergedPage, PageRow, Rows
 from gateway.origin.client import OriginRequest
 from gateway.s3.headers import format_iso_date
 from gateway.s3.upload_list import (
@@ -48,7 +48,7 @@ class _Listed(NamedTuple):
     is_ours: bool
 
 
-_Row = Row[_Listed]
+_Row = PageRow[_Listed]
 _Rows = Rows[_Listed]
 
 
@@ -120,11 +120,11 @@ class _Listing:
         name, marker = upload.key.encode(), self.query.key_marker.encode()
         common = wanted.rolled_up(name)
         if common is not None:
-            return Row(common, Kind.PREFIX) if common > marker and prefix_end(common) > wanted.begin else None
+            return PageRow(common, Kind.PREFIX) if common > marker and prefix_end(common) > wanted.begin else None
         if name < wanted.begin or name < marker or (name == marker and not self._is_behind_place(upload, is_ours)):
             return None
         rank = (int(upload.initiated), not is_ours, upload.initiated, upload.upload_id)  # origins give whole seconds
-        return Row(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
+        return PageRow(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
 
     def _is_behind_place(self, upload: ListedUpload, is_ours: bool) -> bool:
         if self.place is None:
@@ -208,7 +208,7 @@ class _OriginUploads:
         """Return a page's rows. If ours may be among the origin's, a common prefix may cover only them."""
         marker, kind = self._listing.query.key_marker.encode(), Kind.DOUBTFUL_PREFIX if is_busy else Kind.PREFIX
         names = [prefix.encode() for prefix in page.prefixes]
-        rows: list[_Row] = [Row(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
+        rows: list[_Row] = [PageRow(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
         for upload in page.uploads:
             row = self._listing.row(wanted, upload, is_ours=False)
             if row is not None:

@@ -35,7 +35,7 @@ _LISTED = (_ENTRY, _PREFIX)
 _PREFIXES = (_PREFIX, _DOUBTFUL_PREFIX)
 
 
-class Row(NamedTuple, Generic[T]):
+class PageRow(NamedTuple, Generic[T]):
     """An entry, with its `content`, or a common prefix. Entries of the same name and `rank` are the same."""
 
     name: bytes
@@ -50,7 +50,7 @@ class Rows(NamedTuple, Generic[T]):
     `has_more`: a later row is certainly listed, unless an earlier source has deleted it.
     """
 
-    rows: Sequence[Row[T]]
+    rows: Sequence[PageRow[T]]
     end: bytes | None = None
     has_more: bool = False
 
@@ -66,7 +66,7 @@ class MergedPage(Generic[T]):
     def __init__(self, wanted: ListRequest, sources: Sequence[ListSource[T]]) -> None:
         self._wanted = wanted
         self._sources = sources
-        self.rows: list[Row[T]] = []
+        self.rows: list[PageRow[T]] = []
         self.is_truncated = False
 
     async def fill(self) -> None:
@@ -100,7 +100,7 @@ class MergedPage(Generic[T]):
             limit += sum(row.kind not in _LISTED for row in found[-1].rows)
         return found
 
-    async def _take(self, row: Row[T], wanted: ListRequest) -> None:
+    async def _take(self, row: PageRow[T], wanted: ListRequest) -> None:
         if row.kind is _TOMBSTONE or (row.kind is _DOUBTFUL_PREFIX and not await self._is_anything_below(row, wanted)):
             return
         if self._room():
@@ -108,7 +108,7 @@ class MergedPage(Generic[T]):
         else:
             self.is_truncated = True
 
-    async def _is_anything_below(self, prefix: Row[T], wanted: ListRequest) -> bool:
+    async def _is_anything_below(self, prefix: PageRow[T], wanted: ListRequest) -> bool:
         below = MergedPage(ListRequest(prefix.name, limit=1, begin=wanted.begin), self._sources)
         await below.fill()
         return bool(below.rows)
@@ -117,15 +117,15 @@ class MergedPage(Generic[T]):
         return self._wanted.limit - len(self.rows)
 
 
-def _first_words(found: Sequence[Rows[T]], end: bytes | None) -> Iterator[Row[T]]:
+def _first_words(found: Sequence[Rows[T]], end: bytes | None) -> Iterator[PageRow[T]]:
     """Yield, in order, each name before `end` once, by the first source that has it."""
     named = [[row for row in rows.rows if end is None or row.name < end] for rows in found]
-    in_order: Iterable[Row[T]] = merge(*named, key=_identity)  # for equal rows, the first source's come first
+    in_order: Iterable[PageRow[T]] = merge(*named, key=_identity)  # for equal rows, the first source's come first
     for _, rows in groupby(in_order, key=_identity):
         yield next(rows)
 
 
-def _identity(row: Row[T]) -> tuple[Any, ...]:
+def _identity(row: PageRow[T]) -> tuple[Any, ...]:
     return row.name, row.rank
 
 

@@ -17,6 +17,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent
+from gateway.s3.headers import plain_etag
 
 _FROZEN: frozenset[str] = frozenset({"snapshot"})
 """Consistencies of slots in which nothing ever changes."""
@@ -55,7 +56,7 @@ class OriginEvents:
         if event.etag is None:
             return False
         known = self._catalog.last_known(ObjectKey(event.bucket, event.key))
-        return known is not None and known.version.etag.strip('"') == event.etag
+        return known is not None and plain_etag(known.version.etag) == plain_etag(event.etag)
 
 
 def _by_bucket(events: Sequence[ObjectEvent]) -> dict[str, dict[str, None]]:

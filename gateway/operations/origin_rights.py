@@ -67,7 +67,7 @@ _OF_A_SOURCE = {
 _metrics = AuthorizationMetrics()
 
 
-def judged(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
+def authorized_by_origin(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
     """Return the answer of `perform` if the origin lets the caller have it; ask the origin unless that is remembered.
 
     Raises, now or when awaited: S3Error AccessDenied for a caller without a key; OriginAnswered with the origin's
@@ -93,7 +93,7 @@ def judged(context: RequestContext, perform: Callable[[RequestContext], Answer])
             headers = judged_by_the_origin(context.request)
             questions.append(_Read(context, pair, context.object_key, None, headers, operation))
         elif operation in _LISTINGS:
-            questions.append(_Listing(context, pair))
+            questions.append(_RightsListing(context, pair))
     open_ones = [question for question in questions if not question.is_remembered()]
     if open_ones:
         return _asked(context, open_ones, perform)
@@ -105,7 +105,7 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
     """Send a DeleteObjects in the caller's own name if the origin judges any of its keys.
 
     All that is pending under its keys goes to the origin first. Return the refused keys, about which the caller must
-    not learn that something is pending, with the origin's refusals. Raises as `judged`.
+    not learn that something is pending, with the origin's refusals. Raises as `authorized_by_origin`.
     """
     services, bucket = context.services, context.request.bucket or ""
     if not services.slots.any_by_origin:
@@ -140,7 +140,7 @@ async def judge_wait_for_all(context: RequestContext) -> None:
     """Check a request like `judge_wait` before it waits for all that is pending under its prefix, or in its bucket: the
     caller must have the right to list that."""
     if context.signed_by is not None and context.request.operation not in _LISTINGS:
-        await _Listing(context, context.signed_by).ask()
+        await _RightsListing(context, context.signed_by).ask()
 
 
 def right_to_read(request: S3Request, access_key_id: str, rights: RememberedRights) -> Right:
@@ -228,7 +228,7 @@ class _Question(Protocol):
         """Return whether the origin has granted it. Raises OriginAnswered if it has just refused it."""
 
     async def ask(self) -> None:
-        """Return when the origin grants it. Raises as `judged`."""
+        """Return when the origin grants it. Raises as `authorized_by_origin`."""
 
 
 async def _asked(
@@ -393,7 +393,7 @@ def _needs_a_key(head: ObjectHead) -> bool:
     return head.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
 
 
-class _Listing:
+class _RightsListing:
     """The question whether the caller may list what the request lists: in its words, but from behind the end on."""
 
     def __init__(self, context: RequestContext, pair: KeyPair) -> None:

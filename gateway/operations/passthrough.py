@@ -137,7 +137,7 @@ _OF_ONE_CALLER = frozenset(
 """Headers that identify the caller or the attempt, and change no answer."""
 
 
-class _Answer(NamedTuple):
+class _PassedAnswer(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
@@ -163,7 +163,7 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=context.request.method == "HEAD")
 
-    async def send() -> _Answer | None:
+    async def send() -> _PassedAnswer | None:
         return await _ask(context, request)
 
     answer = await context.services.catalog.joined_calls.ask(_question(request), send)
@@ -181,14 +181,14 @@ def _question(request: OriginRequest) -> Hashable:
     return request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
 
 
-async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | None:
+async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer | None:
     """Ask; return None if the answer is too long to hold, or meant for one client: then each caller asks."""
     async with await context.services.origin.send(request) as response:
         headers = filter_response_headers(response.headers)
-        if "set-cookie" in response.headers:
+        if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):
             return None
         if request.method == "HEAD" or response.status in (204, 304):
-            return _Answer(response.status, headers, b"")
+            return _PassedAnswer(response.status, headers, b"")
         with context.services.buffers.holding() as held:
             document = bytearray()
             async for piece in response.stream():
@@ -196,4 +196,4 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | Non
                 document += piece
                 if len(document) > PAGE_SIZE_BYTES_MAX:
                     return None
-            return _Answer(response.status, headers, bytes(document))
+            return _PassedAnswer(response.status, headers, bytes(document))

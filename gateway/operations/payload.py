@@ -200,9 +200,9 @@ async def receive_document(context: RequestContext, size_bytes_max: int) -> byte
 
 
 async def receive_verified(context: RequestContext, sink: Sink) -> Received:
-    """Hand the body's data to `sink`, as `RequestBody.receive` does, and return once all of it is verified.
+    """Hand the body's data to `sink`, as `ClientBody.receive` does, and return once all of it is verified.
 
-    Raises as `RequestBody.receive`, and S3Error for a broken promise; then the sink's bytes must be discarded, though
+    Raises as `ClientBody.receive`, and S3Error for a broken promise; then the sink's bytes must be discarded, though
     all may have come.
     """
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",), on_threads=True)

@@ -171,17 +171,23 @@ class PreparedRead:
 
     def answer(self, values: Conditions) -> PreparedAnswer | PreparedVerification | None:
         """Return the answer by the version; None: call `read_object`."""
-        judged = self._judged(*values)
-        if judged is None or not judged.length:
-            return judged.answer if judged is not None else None
-        span = self._blocks.span(judged.first, judged.length)
+        authorized_by_origin = self._judged(*values)
+        if authorized_by_origin is None or not authorized_by_origin.length:
+            return authorized_by_origin.answer if authorized_by_origin is not None else None
+        span = self._blocks.span(authorized_by_origin.first, authorized_by_origin.length)
         if isinstance(span, WarmSpan):
-            return judged.answer._replace(span=span, file=self._file)
-        return PreparedVerification(judged.answer._replace(file=self._file), span) if span is not None else None
+            return authorized_by_origin.answer._replace(span=span, file=self._file)
+        return (
+            PreparedVerification(authorized_by_origin.answer._replace(file=self._file), span)
+            if span is not None
+            else None
+        )
 
     def may_answer(self, values: Conditions) -> bool:
-        judged = self._judged(*values)
-        return judged is not None and (not judged.length or self._blocks.has(judged.first, judged.length))
+        authorized_by_origin = self._judged(*values)
+        return authorized_by_origin is not None and (
+            not authorized_by_origin.length or self._blocks.has(authorized_by_origin.first, authorized_by_origin.length)
+        )
 
     def _judged(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> _Judged | None:
         """Judge the request by Range, If-Match and If-None-Match."""

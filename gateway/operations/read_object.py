@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from gateway.blocks.filling.origin_gets import RangeIgnored, UnpinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.reading.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
@@ -37,7 +37,7 @@ from gateway.operations.passthrough import forward, forward_joined, no_body, onw
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
     READ_CONDITIONS,
@@ -51,7 +51,7 @@ from gateway.s3.headers import (
     parse_range,
     without,
 )
-from gateway.s3.origin_habits import OriginHabits
+from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -195,7 +195,7 @@ class CurrentVersions:
         if reply.status in (200, 206, 304, 404) and self.context.request.parameter("versionId") is None:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
-                self.context.services.catalog.shown(self.context.object_key, self.context.slot, etag)
+                self.context.services.catalog.shown(self.context.object_key, etag)
         return reply
 
     def known(self) -> ObjectHead | None:
@@ -251,15 +251,19 @@ class CurrentVersions:
         return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        """Return whether we serve it; of origins without ranges, only whole one-block reads, or cached ones."""
+        """Return False for versions that cannot be cached. If the origin knows no ranges, blocks serve whole objects of
+        one block and what is here; if it withholds the version's ranges, only what is here."""
         context, version = self.context, head.version
         if not is_cacheable(context, head):
             return False
-        if not context.services.catalog.habits(version.key.bucket).no_ranges or not version.size_bytes:
+        if not head.remembered:
+            context.services.catalog.named(version)
+        habits = context.services.catalog.habits(version.key.bucket)
+        if (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
-        return (is_one and "range" not in context.request.headers) or blocks.holds(
+        return (is_one and habits.gives_ranges(version) and "range" not in context.request.headers) or blocks.holds(
             version, whole, slot=context.slot.name
         )
 
@@ -273,15 +277,16 @@ class CurrentVersions:
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Return whether a refusal means that: any for a remembered version; only a 412 for one that the origin has
-        just named. Once it is known that there are no ranges, the version is read in another way."""
+        """Return True for a refusal, and for any other answer to a question about a remembered version. Once the
+        catalog knows that there are no ranges, or that they are withheld, the version is read in another way."""
         if isinstance(error, RangeIgnored):
             self.context.services.catalog.learn_habits(head.version.key.bucket, OriginHabits(no_ranges=True))
             return True
-        if isinstance(error, OriginBodyError):
-            is_outdated = head.remembered
+        if is_refusal(error):
+            self.context.services.catalog.refused(head.version)
+            is_outdated = True
         else:
-            is_outdated = error.status == 412 or (head.remembered and error.status < 500)
+            is_outdated = head.remembered and (isinstance(error, OriginBodyError) or error.status < 500)
         if is_outdated:
             await self._forget()
         return is_outdated
@@ -416,7 +421,7 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     if brings_checksums(context, headers) and not catalog.sizes_seen.are_within(key, wanted.length):
         return None  # the whole would be asked for, and all behind the first block discarded
     habits = catalog.habits(key.bucket)
-    if habits.weak_etags or habits.no_ranges:
+    if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
         return None  # the answer could not be continued
     look = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
@@ -436,10 +441,12 @@ async def ask_unpinned(
     response = await context.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
     try:
-        if says_later(response.status):
+        if asks_for_retry(response.status):
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise Refused(response.status, list(response.headers.items()), document)
         head = _understood(key, response, answer)
+        if not whole and response.status == 200 and answer.range == wanted:
+            head = None  # the whole object, or the range under a wrong status: HEAD tells which
         look.known_empty = head is None
         if head is not None:
             if not whole and response.status == 200 and (wanted.first or head.version.size_bytes > wanted.length):
@@ -474,8 +481,8 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
 
 def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
     first = answer.range.first
-    if response.status == 416:
-        return None  # an empty object, or a range behind the end: HEAD finds out
+    if response.status in (400, 405, 416, 501):
+        return None  # of an empty object, behind the end, or from an origin that refuses ranges: HEAD tells which
     if response.status not in (200, 206):
         raise Refused(response.status, list(response.headers.items()), b"")
     try:
@@ -706,7 +713,7 @@ class _Get:
 
 def _hand_on_if_later(error: OriginError) -> None:
     """Raise an answer after the allowed number of tries: another question would start a new series."""
-    if isinstance(error, OriginAnswered) and says_later(error.status):
+    if isinstance(error, OriginAnswered) and asks_for_retry(error.status):
         raise error
 
 
@@ -728,8 +735,10 @@ def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
     if READ_CONDITIONS.isdisjoint(context.request.headers):
         return False
     now, version = context.services.clock.now(), head.version
-    judged = evaluate_read(context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
-    return judged == "not-modified"
+    authorized_by_origin = evaluate_read(
+        context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now
+    )
+    return authorized_by_origin == "not-modified"
 
 
 def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:

@@ -19,10 +19,10 @@ from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
-from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
-from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
+from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
 from gateway.operations.passthrough import READ_METHODS, forward, forward_preflight, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
@@ -38,16 +38,21 @@ from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
-from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
+from gateway.operations.writeback.write_back_policy import (
+    Reason,
+    check_condition,
+    may_be_deleted_here,
+    refuse_unless_kept_here,
+)
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
     Operation,
-    has_hoisted_headers,
     is_form,
     is_preflight,
+    may_store_object,
     names_foreign_source,
     parse_copy_source,
     with_hoisted_headers,
@@ -70,7 +75,7 @@ def perform(context: RequestContext) -> Answer:
     """Carry out the operation of the request: now if nothing must be waited for, the rest when awaited."""
     if is_preflight(context.request):
         return forward_preflight(context)
-    return judged(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
+    return authorized_by_origin(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
 
 
 def _allowed(context: RequestContext) -> Answer:
@@ -79,12 +84,12 @@ def _allowed(context: RequestContext) -> Answer:
     if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
     if services.writeback is not None:
-        answer = _by_buffer(context, services.writeback)
+        answer = _buffered_answer(context, services.writeback)
         if answer is not None:
             return answer
     elif services.buffer_closed:
         _check_without_buffer(context)
-    return _past_the_buffer(context)
+    return _origin_answer(context)
 
 
 def _check_homes(context: RequestContext) -> None:
@@ -111,7 +116,7 @@ def _check_homes(context: RequestContext) -> None:
 # The origin
 
 
-def _past_the_buffer(context: RequestContext) -> Answer:
+def _origin_answer(context: RequestContext) -> Answer:
     """Answer when nothing pending matters any more."""
     if context.services.slots.any_frozen:
         answer = _by_snapshot(context)
@@ -127,7 +132,7 @@ def _by_origin(context: RequestContext) -> Answer:
 
 async def _passthrough(context: RequestContext) -> Response:
     """Forward an operation that Forebay does not handle itself."""
-    return await (forward(context) if context.request.method in READ_METHODS else forward_write(context))
+    return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
@@ -221,16 +226,17 @@ _JUDGED = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMP
 _OF_UPLOADS = frozenset({Operation.UPLOAD_PART, Operation.UPLOAD_PART_COPY, Operation.COMPLETE_MULTIPART_UPLOAD})
 
 
-def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
+def _buffered_answer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """Answer a request that concerns pending writes, or makes one; None: it does not."""
     request, operation = context.request, context.request.operation
     if request.key is None:
         return _of_bucket(context, buffer)
-    if operation is Operation.FORWARD and has_hoisted_headers(request):
+    if operation is Operation.FORWARD:
         request = context.request = with_hoisted_headers(request)
         operation = request.operation
-        if operation is Operation.FORWARD and context.slot.is_buffered and request.method not in READ_METHODS:
-            goes_through(context, Reason.HEADER)
+    if operation is Operation.FORWARD and context.slot.is_buffered and may_store_object(request):
+        refuse_unless_kept_here(Reason.HEADER if context.slot.write == "scratch" else None)
+        goes_through(context, Reason.HEADER)
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
@@ -280,7 +286,7 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
     named = name_by_bucket_etags(context, buffer) if context.slot.is_buffered else None
     if named is None and not tells:
         return None
-    answer = _past_the_buffer(context)
+    answer = _origin_answer(context)
     if named is not None:
         answer = as_named(answer, named)
     if tells:
@@ -290,8 +296,10 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
 
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """Answer, as `_by_buffer`, a request other than a read that the origin judges: nothing is done here for it. Pending
-    writes were acknowledged when the slot had another `authorization`, or belong to a copy's target."""
+    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
+
+    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
+    """
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
@@ -315,7 +323,7 @@ def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
             "This request has a parameter that Forebay does not know, and the upload is open on this node only.",
         )
     if operation is Operation.UPLOAD_PART_COPY:
-        return buffer_part_copy(context, buffer, perform, _past_the_buffer)
+        return buffer_part_copy(context, buffer, perform, _origin_answer)
     return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 
@@ -383,11 +391,11 @@ async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: 
 
 async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuffer, wait: FlushWait) -> Response:
     if not _is_write_past_the_buffer(context):
-        return await _awaited(_past_the_buffer(context))
+        return await _awaited(_origin_answer(context))
     await wait.for_turn(context.object_key)
     if context.request.operation is Operation.COPY_OBJECT:
         await wait.for_files(await named_by_copy(context, buffer))
-    return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
+    return await written_through(context, buffer, _awaited(_origin_answer(context)))
 
 
 async def _awaited(answer: Answer) -> Response:
@@ -402,12 +410,14 @@ def _check_without_buffer(context: RequestContext) -> None:
     alone, would come back with its flush.
     """
     operation = context.request.operation
-    if context.slot.write == "scratch" and (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS):
+    is_write = operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS
+    is_write = is_write or (operation is Operation.FORWARD and may_store_object(context.request))
+    if is_write and context.slot.write == "scratch":
         raise s3_error(
             "ServiceUnavailable",
             "The disk of the write-back buffer cannot be used, and only it has what was written here.",
         )
-    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.is_buffered:
+    if is_write and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
     if operation is Operation.DELETE_OBJECT:
         slots = [context.slot]

@@ -33,8 +33,10 @@ from gateway.s3.headers import (
     evaluate_read,
     filter_request_headers,
     format_http_date,
+    is_same_version,
     parse_iso_date,
-    quote,
+    plain_etag,
+    strong_etag,
     unquote,
 )
 from gateway.s3.requests import parse_copy_source
@@ -64,12 +66,12 @@ class SnapshotVersions:
 
     async def forward(self) -> Response:
         """Return the origin's answer about the frozen version: the request is pinned, or refused."""
-        context, etag = self.context, strong(self._object().version.etag)
+        context, etag = self.context, strong_etag(self._object().version.etag)
         self._judge_conditions()
         headers = filter_request_headers(context.request.headers) | {"if-match": etag}
         request = onward_request(context, await receive_payload(context), headers=headers)
         response = await context.services.origin.send(request)
-        is_other = response.status in (200, 206) and strong(response.headers.get("etag", "")) != etag
+        is_other = response.status in (200, 206) and plain_etag(response.headers.get("etag", "")) != plain_etag(etag)
         if response.status not in _GONE and not is_other:
             head_only = context.request.method == "HEAD"
             return streamed_reply(response, head_only=head_only, cache="forwarded" if head_only else "bypass")
@@ -96,7 +98,7 @@ class SnapshotVersions:
         context, catalog = self.context, self.context.services.catalog
         part_number = context.request.parameter("partNumber")
         head = await catalog.ask(context.object_key, context.slot, headers=self.conditions(), part_number=part_number)
-        if not is_same_version(head, self._object()):
+        if not is_same_version(head.version, self._object().version):
             raise OriginAnswered(412, [], b"")
         catalog.observer.looked_up(context.slot.name, "miss")
         if part_number is None:
@@ -135,7 +137,7 @@ class SnapshotVersions:
         return self.headers | pin(self._object())
 
     def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
-        if not is_same_version(head, self._object()):
+        if not is_same_version(head.version, self._object().version):
             return False
         self._learn(head, with_checksums=with_checksums)
         return True
@@ -197,7 +199,7 @@ class SnapshotVersions:
         """
         context, frozen = self.context, self._object()
         try:
-            head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
+            head = await context.services.catalog.ask(context.object_key, context.slot, headers=self.headers)
         except OriginError as refusal:
             is_absent = isinstance(refusal, OriginAnswered) and refusal.status == 404
             if not is_absent and not _says_gone(error):
@@ -205,11 +207,12 @@ class SnapshotVersions:
             reason = "gone" if is_absent else "changed"
             has = "has no such object any more" if is_absent else "does not have that version any more"
         else:
-            if is_same_version(head, frozen):
+            if is_same_version(head.version, frozen.version):  # perhaps LIST writes its ETag otherwise than HEAD
+                self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
                 return s3_error(
                     "ServiceUnavailable", "The origin refused to send a version that it has. Please try again."
                 )
-            reason, has = "changed", f"has ETag {strong(head.version.etag)}"
+            reason, has = "changed", f"has ETag {strong_etag(head.version.etag)}"
         self._snapshot.lose(context.object_key.key)
         context.services.snapshots.observer.refused(context.slot.name, reason)
         return s3_error(
@@ -226,29 +229,18 @@ def _says_gone(error: OriginError) -> bool:
 
 
 def _frozen_as(key: ObjectKey, snapshot: OpenSnapshot, frozen: SnapshotObject) -> str:
-    return f"{key} is frozen by the snapshot {snapshot.manifest.name!r} with ETag {strong(frozen.version.etag)}"
+    return f"{key} is frozen by the snapshot {snapshot.manifest.name!r} with ETag {strong_etag(frozen.version.etag)}"
 
 
 def pin(frozen: SnapshotObject) -> dict[str, str]:
     """Return the header that asks the origin for the frozen version or nothing."""
-    return {"if-match": strong(frozen.version.etag)}
-
-
-def strong(etag: str) -> str:
-    """Return an ETag as `If-Match` takes it: some servers list ETags without quotes, or as weak ones."""
-    return quote(etag.removeprefix("W/"))
-
-
-def is_same_version(head: ObjectHead, frozen: SnapshotObject) -> bool:
-    """Return whether the origin's answer is about the frozen version: some ignore `If-Match`."""
-    version = head.version
-    return strong(version.etag) == strong(frozen.version.etag) and version.size_bytes == frozen.version.size_bytes
+    return {"if-match": strong_etag(frozen.version.etag)}
 
 
 def listed_head(frozen: SnapshotObject) -> ObjectHead:
     """Return a head from the snapshot alone, for an object that nothing else knows any more."""
     headers = {
-        "etag": strong(frozen.version.etag),
+        "etag": strong_etag(frozen.version.etag),
         "content-length": str(frozen.version.size_bytes),
         "content-type": "binary/octet-stream",
     }
@@ -281,7 +273,7 @@ async def pin_source(context: RequestContext, slot: Slot) -> None:
     frozen = snapshot.find(key)
     if frozen is None:
         raise s3_error("NoSuchKey", Key=key)
-    etag = strong(frozen.version.etag)
+    etag = strong_etag(frozen.version.etag)
     if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
         raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
     if not await _is_there(context, slot, frozen):
@@ -300,4 +292,4 @@ async def _is_there(context: RequestContext, slot: Slot, frozen: SnapshotObject)
         if answer.status not in _GONE:
             raise
         return False
-    return is_same_version(head, frozen)
+    return is_same_version(head.version, frozen.version)

@@ -28,7 +28,7 @@ from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import Purpose
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
 from gateway.telemetry.metric_observers import WarmUpMetrics
 from gateway.telemetry.rate_limited_log import RateLimitedLog
@@ -226,7 +226,7 @@ class WarmUpQueue:
                 try:
                     return await self._try_piece(version, piece, slot)
                 except (OriginUnreachable, OriginAnswered) as error:
-                    if isinstance(error, OriginAnswered) and not says_later(error.status):
+                    if isinstance(error, OriginAnswered) and not asks_for_retry(error.status):
                         raise
                 await self._clock.sleep(pause_seconds)
                 pause_seconds *= 2

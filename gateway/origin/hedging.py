@@ -99,7 +99,7 @@ class HedgedRead:
         self._request = request
         self._heads = hedging.lists if request.key is None and request.method == "GET" else hedging.heads
         self._hedge: asyncio.Task[ResponseStream | None] | None = None
-        self._rest_of: _Rest | None = None
+        self._rest_of: _HedgedRest | None = None
 
     async def begin(self) -> HttpResponse:
         """The answer, of the one or the other. Raises what the first did, where both fail."""
@@ -121,7 +121,7 @@ class HedgedRead:
         self._heads.add(stream.head_seconds)
         if stream.is_complete:
             return HttpResponse(stream)
-        self._rest_of = _Rest.of(self._request, stream)
+        self._rest_of = _HedgedRest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)
         return HttpResponse(stream, successor=self._following, on_close=self._end)
@@ -195,7 +195,7 @@ def _comes_in_pieces(stream: ResponseStream) -> bool:
     return stream.has_head and (stream.head.length_bytes or 0) > WHOLE_BYTES_MAX
 
 
-class _Rest:
+class _HedgedRest:
     """The bytes of one version that a GET's answer still has to bring."""
 
     __slots__ = ("_etag", "_first", "_last", "_request", "_size_bytes", "stream")
@@ -207,7 +207,7 @@ class _Rest:
         self.stream = stream
 
     @classmethod
-    def of(cls, request: OriginRequest, stream: ResponseStream) -> _Rest | None:
+    def of(cls, request: OriginRequest, stream: ResponseStream) -> _HedgedRest | None:
         """Return None if the answer is not the bytes of one version, or a part of them cannot be requested."""
         head = stream.head
         etag = head.headers.get("etag", "")
@@ -243,6 +243,6 @@ class _Rest:
             and head.length_bytes == self._last - self._first + 1 - received_bytes
         )
 
-    def moved_to(self, stream: ResponseStream, received_bytes: int) -> _Rest:
+    def moved_to(self, stream: ResponseStream, received_bytes: int) -> _HedgedRest:
         bounds = (self._first + received_bytes, self._last, self._size_bytes)
-        return _Rest(self._request, stream, self._etag, bounds)
+        return _HedgedRest(self._request, stream, self._etag, bounds)

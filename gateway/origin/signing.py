@@ -129,7 +129,7 @@ class StaticCredentials:
     def __init__(self, pair: KeyPair) -> None:
         self._known: tuple[KeyPair, ...] = (pair,)
 
-    def follow(self, pair: KeyPair) -> None:
+    def apply_settings(self, pair: KeyPair) -> None:
         """Note that the pair was changed; the one before is still known."""
         if pair != self._known[0]:
             self._known = (pair, self._known[0])

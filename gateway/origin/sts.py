@@ -196,7 +196,7 @@ class RoleCredentials:
     async def start(self) -> None:
         self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
 
-    def take_over(self, before: RoleCredentials) -> None:
+    def inherit(self, before: RoleCredentials) -> None:
         """Go on with what was lent for the same role, under other settings, until STS lends the next."""
         self._lent, self._known = before._lent, before._known
 

@@ -84,7 +84,7 @@ class CeilingsReplaced(Exception):
         self.waited = ceiling_seconds, link_seconds
 
 
-class RateLimiter(Protocol):
+class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
@@ -99,10 +99,10 @@ class RateLimiter(Protocol):
 
 
 class Ceilings(Protocol):
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
         """None: nothing does."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
@@ -112,7 +112,7 @@ class Ceilings(Protocol):
         """The origin has asked for less."""
 
 
-class RequestRates(Protocol):
+class RequestRateLimits(Protocol):
     """Holds back requests of kinds that the origin refuses for their number (policy/request_rates.py)."""
 
     def passes(self, request: OriginRequest) -> bool:
@@ -148,7 +148,7 @@ class OriginMeter:
     """
 
     def __init__(
-        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRates | None = None
+        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRateLimits | None = None
     ) -> None:
         self._observer = observer
         self._ceilings = ceilings
@@ -164,7 +164,7 @@ class OriginMeter:
     def ceilings(self, ceilings: Ceilings | None) -> None:
         before, self._ceilings = self._ceilings, ceilings
         if before is not None and before is not ceilings:
-            before.let_go()
+            before.release()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
@@ -184,25 +184,25 @@ class OriginMeter:
                 limiter.charge(attempt.sent_again_bytes)
 
     def passes(self, request: OriginRequest) -> bool:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         return self.requests is None or self.requests.passes(request)
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             await self.requests.wait(request, waited_seconds)
 
     def charge(self, request: OriginRequest) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.charge(request)
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.refused(request, sent_at)
 
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
         """Return the present limiter of a slot's bytes; None: no limit."""
         return self.ceilings.limiter(direction, slot) if self.ceilings is not None else None
 
@@ -226,7 +226,7 @@ class TrafficMeter:
     def limited(self) -> bool:
         return self._now() is not None
 
-    def _now(self) -> RateLimiter | None:
+    def _now(self) -> RateLimit | None:
         if self._ceilings is not self._of_all.ceilings:
             self._ceilings = self._of_all.ceilings
             self._limiter = self._of_all.limiter(self._direction, self._slot)

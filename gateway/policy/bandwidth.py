@@ -20,7 +20,7 @@ from gateway.core.clock import Clock
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import AnswerKind, Traffic
 from gateway.origin.traffic_meter import CeilingsReplaced
-from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, Entry, FairShares, rows_of
+from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
 from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
 from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity, unlimited_bucket
 from gateway.policy.token_bucket import (
@@ -53,7 +53,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BandwidthShare:
     """A slot's share of a contended link in one direction: by weight, but at least its guarantee."""
 
     direction: Direction
@@ -73,7 +73,7 @@ NOT_WAITED = Waited(0.0, 0.0)
 
 
 @dataclass(eq=False, slots=True)
-class _Piece:
+class _BandwidthPiece:
     count: int
     rank: Callable[[], int]
     since: float
@@ -92,7 +92,7 @@ class RateLimiter:
         self._ceiling = ceiling
         self._link = link
         self._clock = clock
-        self._waiting: list[_Piece] = []
+        self._waiting: list[_BandwidthPiece] = []
         self._reserved = 0
         """Bytes of the ceiling that the first piece has taken."""
 
@@ -110,7 +110,7 @@ class RateLimiter:
         if self.passes(count, rank):
             return NOT_WAITED
         now = self._clock.monotonic()
-        piece = _Piece(count, rank, now, now + wait_seconds_max, asyncio.get_running_loop().create_future())
+        piece = _BandwidthPiece(count, rank, now, now + wait_seconds_max, asyncio.get_running_loop().create_future())
         self._waiting.append(piece)
         self._late_at = min(self._late_at, piece.until)
         self._advance()
@@ -145,7 +145,7 @@ class RateLimiter:
             self._ceiling.take(count)
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End the wait of all pieces, as other ceilings apply, and give back what was reserved."""
         now, at_link_since = self._clock.monotonic(), self._at_link_since
         waiting, self._waiting = self._waiting, []
@@ -231,15 +231,15 @@ class RateLimiter:
             self._ceiling.take(count - self._reserved)
             self._reserved = count
 
-    def _leave(self, piece: _Piece) -> None:
+    def _leave(self, piece: _BandwidthPiece) -> None:
         if piece not in self._waiting and _is_let_go(piece):
             return
         if piece.passed.done() and not piece.passed.cancelled():  # it had passed before its caller was cancelled
             if piece.passed.result() is None:
                 return
             if self._ceiling is not None:
-                self._ceiling.give_back(piece.count)
-            self._link.shares.give_back(self.slot, piece.count)
+                self._ceiling.release(piece.count)
+            self._link.shares.release(self.slot, piece.count)
             return
         self._waiting.remove(piece)
         self._advance_without(self._clock.monotonic())
@@ -252,7 +252,7 @@ class RateLimiter:
 
     # Which piece is the first
 
-    def _best(self, now: float) -> _Piece:
+    def _best(self, now: float) -> _BandwidthPiece:
         best, least = self._waiting[0], math.inf
         for piece in self._waiting:
             rank = self._rank(piece, now)
@@ -262,12 +262,12 @@ class RateLimiter:
                     break
         return best
 
-    def _rank(self, piece: _Piece, now: float) -> int:
+    def _rank(self, piece: _BandwidthPiece, now: float) -> int:
         is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
         return 0 if is_impatient else piece.rank()
 
 
-def _is_let_go(piece: _Piece) -> bool:
+def _is_let_go(piece: _BandwidthPiece) -> bool:
     """Return whether the piece ended with the ceilings, even if its caller was cancelled at once."""
     passed = piece.passed
     return passed.cancelled() or (passed.done() and isinstance(passed.exception(), CeilingsReplaced))
@@ -280,7 +280,7 @@ class Link:
 
     shares: FairShares
     clock: Clock
-    dice: random.Random
+    rng: random.Random
     _present: dict[int, RateLimiter] = field(default_factory=dict)
     _look_at: float = 0.0
     _looking: asyncio.Task[None] | None = None
@@ -311,8 +311,8 @@ class Link:
         if self._present:
             self._look_again(now)
 
-    def _entry(self, limiter: RateLimiter, now: float) -> Entry:
-        return Entry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
+    def _entry(self, limiter: RateLimiter, now: float) -> QueueEntry:
+        return QueueEntry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
 
     def _look_again(self, now: float) -> None:
         """Plan the next look: when a piece may pass, and before the other processes forget this one."""
@@ -321,7 +321,7 @@ class Link:
             delay_seconds = link.delay_seconds(now)
             least_seconds = LOOK_SECONDS / 2 if delay_seconds > 0 else self.shares.interval_seconds
             # Processes that wait for the same moment have the same chance to be the first then.
-            pause_seconds = min(pause_seconds, max(least_seconds, delay_seconds)) + self.dice.uniform(0, 0.001)
+            pause_seconds = min(pause_seconds, max(least_seconds, delay_seconds)) + self.rng.uniform(0, 0.001)
         if self._looking is None or now + pause_seconds < self._look_at:
             if self._looking is not None:
                 self._looking.cancel()
@@ -341,7 +341,11 @@ class Bandwidth:
     """
 
     def __init__(
-        self, ceilings: Sequence[Ceiling], clock: Clock, cells: SharedCells | None = None, shares: Sequence[Share] = ()
+        self,
+        ceilings: Sequence[Ceiling],
+        clock: Clock,
+        cells: SharedCells | None = None,
+        shares: Sequence[BandwidthShare] = (),
     ) -> None:
         self._is_alone = cells is None
         cells = cells or SharedCells.of_one_process(cells_for(ceilings, shares), clock.monotonic())
@@ -396,11 +400,11 @@ class Bandwidth:
             self._limiters[key] = limiter
         return self._limiters[key]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Send pieces that wait under these settings to the new ones."""
         for limiter in self._limiters.values():
             if limiter is not None:
-                limiter.let_go()
+                limiter.release()
 
     def link(self, direction: Direction) -> TokenBucket | None:
         """Return the bucket of the whole link; None: nothing limits it."""
@@ -447,25 +451,25 @@ class Bandwidth:
         of_before = before._ceilings
         return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
 
-    def go_on_from(self, before: Bandwidth) -> None:
+    def continue_from(self, before: Bandwidth) -> None:
         """Follow `before` after a change of settings: end its waits, count here what was taken there, and keep the
         capacity found."""
         now = self._clock.monotonic()
-        before.let_go()
+        before.release()
         if self._is_alone:
             self.begin_as(before)
         for bucket, of_before in self._in_both(before):
-            bucket.go_on_from(of_before)
+            bucket.continue_from(of_before)
         for direction, found in self.found.items():
             if direction in before.found:
-                found.go_on_from(before.found[direction], now)
+                found.continue_from(before.found[direction], now)
 
 
 _OTHER = ""
 """Stands for the slots without settings."""
 
 
-def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
+def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> int:
     guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
     of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
     found = sum(one.bytes_per_second is None for one in ceilings)
@@ -474,7 +478,7 @@ def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
     return ROWS_OF_BUCKET * (len(ceilings) - found + guarantees) + of_slots + of_found + of_leadership
 
 
-def _slots(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> list[str]:
+def _slots(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> list[str]:
     """Return the names of slots, in the same order in all processes."""
     named = (one.slot for group in (ceilings, shares) for one in group)
     return list(dict.fromkeys((_OTHER, *(name for name in named if name is not None))))

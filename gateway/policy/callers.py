@@ -103,7 +103,7 @@ class CallerClass:
     product: str | None = None
 
 
-class Observer(Protocol):
+class CallersObserver(Protocol):
     """Counts the fates of requests. `name` is a credential's access key id, or a class's name."""
 
     def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
@@ -116,7 +116,7 @@ class Observer(Protocol):
     def running(self, scope: Scope, name: str, change: int) -> None: ...
 
 
-class Refused(Exception):
+class CallerRefused(Exception):
     """There was no room in time."""
 
     def __init__(self, scope: Scope, name: str, limit: LimitName, retry_after_seconds: int) -> None:
@@ -137,7 +137,7 @@ class _Tag(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class _CallerWaiter:
     cost: int
     since: float
     is_bounded: bool
@@ -149,7 +149,7 @@ class _Waiter:
 class _Waits:
     """Reports the waits at a gate. (It must not refer to the gate: shared memory is freed with its last holder.)"""
 
-    observer: Observer
+    observer: CallersObserver
     scope: Scope
     name: str
 
@@ -187,7 +187,7 @@ class Gate:
         self._first_row = row + 3
         self._tags = [cells.numbers(row + 3 + flow) for flow in range(flows)]
         self._since = [cells.numbers(row + 3 + flows + flow) for flow in range(flows)]
-        self._queues: dict[int, deque[_Waiter]] = {}
+        self._queues: dict[int, deque[_CallerWaiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
         self.is_closed = False
@@ -252,7 +252,9 @@ class Gate:
         if queue is not None and len(queue) >= WAITING_MAX:
             return False
         now = self._clock.monotonic()
-        waiter = _Waiter(cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future())
+        waiter = _CallerWaiter(
+            cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future()
+        )
         limit = self.limit
         self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
@@ -269,7 +271,7 @@ class Gate:
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
-    async def _wait(self, waiter: _Waiter, wait_seconds: float | None) -> None:
+    async def _wait(self, waiter: _CallerWaiter, wait_seconds: float | None) -> None:
         if wait_seconds is None:
             with cancellation.turn():
                 await asyncio.wait((waiter.passed,))
@@ -286,7 +288,7 @@ class Gate:
         if self._most is not None:
             self._running[self._own] -= 1
         if cost and self._bucket is not None:
-            self._bucket.give_back(cost)
+            self._bucket.release(cost)
         if self._queues:
             self.look()
 
@@ -305,7 +307,7 @@ class Gate:
                 self._forget(flow, waiter)
                 waiter.passed.set_result(False)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Send waiting requests to the limits that apply now. Bodies that have begun go on."""
         for flow, queue in list(self._queues.items()):
             for waiter in [one for one in queue if one.is_bounded]:
@@ -374,7 +376,7 @@ class Gate:
     def _start(self, flow: int) -> float:
         return max(max(self._tags[flow]), max(self._floors))
 
-    def _forget(self, flow: int, waiter: _Waiter) -> None:
+    def _forget(self, flow: int, waiter: _CallerWaiter) -> None:
         queue = self._queues.get(flow)
         if queue is not None and waiter in queue:
             self._tell_waits(self._clock.monotonic())
@@ -476,7 +478,7 @@ class CallerLimits:
 
     wait_seconds: float
     clock: Clock
-    observer: Observer
+    observer: CallersObserver
 
     def piece_bytes(self, direction: Direction) -> int | None:
         """Return the bytes of a body that pass at once; None: it is not limited."""
@@ -538,7 +540,7 @@ class CallerLimits:
         if not await gate.enter(flow, cost, until - self.clock.monotonic()):
             limit = gate.limit
             self.observer.refused(account.scope, account.name, limit)
-            raise Refused(account.scope, account.name, limit, 1)
+            raise CallerRefused(account.scope, account.name, limit, 1)
 
     def _tell_running(self, change: int) -> None:
         for account, _ in self.accounts:
@@ -588,7 +590,7 @@ class Admission:
             held, has_waited = await self._wait_for_a_wire(direction, count), True
         return has_waited
 
-    def give_back(self, direction: Direction, count: int) -> None:
+    def release(self, direction: Direction, count: int) -> None:
         """Give back bytes that have just passed, but were not handed on."""
         for account, _ in self._limits.accounts:
             gates = account.bytes_gates(direction)
@@ -683,7 +685,9 @@ class Admission:
 class Callers:
     """Every caller's limits, as one process keeps them with the others that use `cells`; without cells, alone."""
 
-    def __init__(self, plan: CallersPlan, clock: Clock, observer: Observer, cells: SharedCells | None = None) -> None:
+    def __init__(
+        self, plan: CallersPlan, clock: Clock, observer: CallersObserver, cells: SharedCells | None = None
+    ) -> None:
         self._clock = clock
         self._observer = observer
         self._wait_seconds = plan.wait_seconds
@@ -762,10 +766,10 @@ class Callers:
             beats[self._cells.own] = self._clock.monotonic()
             await self._clock.sleep(BEAT_SECONDS)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Send waiting requests, which have not begun, to the limits that apply now."""
         for gate in self._gates:
-            gate.let_go()
+            gate.release()
 
     def close(self) -> None:
         for gate in self._gates:

@@ -100,7 +100,7 @@ _SLOWED_NO_PROBE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTraffic:
     """The observations of all processes in one direction.
 
     `arriving`: recent bytes per second through the link. `is_wanted`: pieces wait for the link, so more would be taken.
@@ -171,7 +171,7 @@ class CapacityController:
         """Return the bytes per second that may pass now."""
         return max(FLOOR_BYTES_PER_SECOND, self._passing)
 
-    def decide(self, seen: Seen) -> float:
+    def decide(self, seen: SeenTraffic) -> float:
         """Return the rate from now on, in bytes per second."""
         seen = self._without_guesses(seen)
         if seen.is_slowed and seen.now >= self._slowed_until:
@@ -209,18 +209,18 @@ class CapacityController:
             self._accepted_seconds = 0.0
         return self._accepted_seconds
 
-    def _without_guesses(self, seen: Seen) -> Seen:
+    def _without_guesses(self, seen: SeenTraffic) -> SeenTraffic:
         """Drop the delay of a request without an answer that is not late yet: it says nothing."""
         if not seen.is_at_least or seen.delay_seconds is None:
             return seen
         is_late = seen.delay_seconds - self._accepted(seen.now) > seen.slack_seconds
         return seen if is_late else replace(seen, delay_seconds=None, is_at_least=False)
 
-    def _delay(self, seen: Seen) -> float | None:
+    def _delay(self, seen: SeenTraffic) -> float | None:
         accepted = self._accepted(seen.now)
         return None if seen.delay_seconds is None else seen.delay_seconds - accepted
 
-    def _is_late(self, seen: Seen) -> bool:
+    def _is_late(self, seen: SeenTraffic) -> bool:
         delay = self._delay(seen)
         if delay is None or seen.delay_seconds is None:
             return False
@@ -231,7 +231,7 @@ class CapacityController:
             self._lower_accepted(seen.now, seen.delay_seconds)
         return False
 
-    def _accept(self, seen: Seen, delay: float) -> None:
+    def _accept(self, seen: SeenTraffic, delay: float) -> None:
         self._accepted_seconds, self._accepted_until = delay, seen.now + _ACCEPTED_SECONDS
         self._delays.clear()
         self._delays.append((seen.now, delay))
@@ -251,7 +251,7 @@ class CapacityController:
         self._phase, self._since, self._until = _Phase.CRUISING, now, now + seconds
         self._passing = CRUISE_SHARE * capacity
 
-    def _cruise(self, seen: Seen, capacity: float) -> None:
+    def _cruise(self, seen: SeenTraffic, capacity: float) -> None:
         if self._is_late(seen):
             if not self._is_excused(seen):
                 self._fall(seen, capacity)
@@ -266,7 +266,7 @@ class CapacityController:
         if seen.is_wanted and seen.now >= max(until, self._slowed_until):
             self._begin_probe(seen, capacity)
 
-    def _rise(self, seen: Seen, capacity: float) -> None:
+    def _rise(self, seen: SeenTraffic, capacity: float) -> None:
         """Raise the capacity to arrivals above it: no more can arrive than the link carries."""
         if self._phase is _Phase.DRAINING:
             self._empty(seen, capacity)
@@ -279,7 +279,7 @@ class CapacityController:
         else:
             self._begin_cruise(seen.now, self.capacity)
 
-    def _is_excused(self, seen: Seen) -> bool:
+    def _is_excused(self, seen: SeenTraffic) -> bool:
         """Return whether the delay is excused: answers are as late as before, though we had next to nothing under way a
         moment ago, so the delay is not ours, and is accepted. Or the test has no answers yet."""
         if self._judged is None or seen.delay_seconds is None:
@@ -296,21 +296,21 @@ class CapacityController:
         self._begin_cruise(seen.now, self.capacity)
         return True
 
-    def _begin_probe(self, seen: Seen, capacity: float) -> None:
+    def _begin_probe(self, seen: SeenTraffic, capacity: float) -> None:
         self._probe_seconds = min(_PROBE_SECONDS + seen.usual_seconds, _PROBE_SECONDS_MAX)
         careful = min(_PROBE_GAIN_MAX, 1 + _PROBE_QUEUE_SECONDS / self._probe_seconds)
         self._gain = _PROBE_GAIN_MAX if self._phase is _Phase.PROBING else careful
         self._phase, self._since, self._until = _Phase.PROBING, seen.now, seen.now + self._probe_seconds
         self._passing = self._gain * capacity
 
-    def _probe(self, seen: Seen, capacity: float) -> None:
+    def _probe(self, seen: SeenTraffic, capacity: float) -> None:
         if self._is_late(seen):
             self._drain(seen, capacity, is_doubted=False)
         elif seen.now >= self._until - TICK_SECONDS / 2:
             self._phase, self._since, self._until = _Phase.SETTLING, seen.now, seen.now + self._probe_seconds
             self._passing = _SETTLE_SHARE * capacity
 
-    def _starve(self, seen: Seen, capacity: float) -> None:
+    def _starve(self, seen: SeenTraffic, capacity: float) -> None:
         """Take arrivals for the capacity while no answers show a queue, and transfers starve: probably the link carries
         no more. If the origin gives no more instead, little is lost: probes go on from there."""
         if self._starved_since is None:
@@ -326,7 +326,7 @@ class CapacityController:
             self.capacity = max(arriving, least, FLOOR_BYTES_PER_SECOND)
             self._begin_cruise(seen.now, self.capacity)
 
-    def _fall(self, seen: Seen, capacity: float) -> None:
+    def _fall(self, seen: SeenTraffic, capacity: float) -> None:
         """React to late answers at a rate that the link should carry."""
         if seen.arriving <= 0:  # the origin is away, which says nothing about the link
             return
@@ -338,7 +338,7 @@ class CapacityController:
         self._drain(seen, fallen, is_doubted=is_doubted, before=self._before_falls)
         self.capacity = fallen
 
-    def _drain(self, seen: Seen, capacity: float, *, is_doubted: bool, before: float | None = None) -> None:
+    def _drain(self, seen: SeenTraffic, capacity: float, *, is_doubted: bool, before: float | None = None) -> None:
         delay = max(self._delay(seen) or 0.0, TICK_SECONDS / 2)
         share = max(_DRAIN_SHARE_MIN, 1 - delay / _DRAIN_SECONDS)
         if is_doubted:
@@ -353,11 +353,11 @@ class CapacityController:
         self._passing = share * capacity
         self._drained_ticks = self._wanted_ticks = 0
 
-    def _arriving(self, seen: Seen) -> float:
+    def _arriving(self, seen: SeenTraffic) -> float:
         """Return the latest arrivals, or the greater ones just before: bursts are not taken for less."""
         return max(seen.arriving, *self._arrived_lately)
 
-    def _empty(self, seen: Seen, capacity: float) -> None:
+    def _empty(self, seen: SeenTraffic, capacity: float) -> None:
         """Drain until the queue is gone."""
         passing, drained_seconds = self.rate, seen.now - self._since
         self._drained_ticks += 1
@@ -379,7 +379,7 @@ class CapacityController:
         self.heard_since = seen.now + 1.5 * TICK_SECONDS + seen.usual_seconds
         self._begin_cruise(seen.now, capacity)
 
-    def _slow_down(self, seen: Seen) -> None:
+    def _slow_down(self, seen: SeenTraffic) -> None:
         """Lower the capacity, as the origin has asked for less. Not while little passes: that would not help, and if
         the link was never full, it is requests that are too many."""
         if self.capacity is None or seen.arriving < self.capacity / 2:

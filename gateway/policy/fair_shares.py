@@ -67,7 +67,7 @@ def rows_of(slots: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QueueEntry:
     """A slot with waiting pieces in a process: `rank` is their best, 0 goes first. `is_at_link`: its own ceiling does
     not hold it back."""
 
@@ -119,7 +119,7 @@ class FairShares:
 
     # What this process says
 
-    def tell(self, entry: Entry, now: float) -> None:
+    def tell(self, entry: QueueEntry, now: float) -> None:
         """Tell the other processes that pieces of a slot wait: they look at that before they pass something."""
         if entry.is_at_link:
             self._look(now)
@@ -129,7 +129,7 @@ class FairShares:
         if entry.is_at_link:
             self._contended[self._own] = now + HOLD_SECONDS
 
-    def tell_all(self, entries: Iterable[Entry], now: float) -> None:
+    def tell_all(self, entries: Iterable[QueueEntry], now: float) -> None:
         """Tell the other processes that exactly these still wait."""
         is_contended = False
         self._told.clear()
@@ -140,7 +140,7 @@ class FairShares:
         self._fresh[self._own] = now + HOLD_SECONDS if self._told else 0.0
         self._contended[self._own] = now + HOLD_SECONDS if is_contended else 0.0
 
-    def _write(self, entry: Entry, now: float) -> None:
+    def _write(self, entry: QueueEntry, now: float) -> None:
         code = entry.slot << _SLOT_SHIFT | entry.rank
         place = self._told.setdefault(entry.slot, len(self._told))
         if entry.is_at_link:
@@ -176,10 +176,10 @@ class FairShares:
                 self._count(slot, count, now)
             self.link.take(count)
 
-    def give_back(self, slot: int, count: int) -> None:
+    def release(self, slot: int, count: int) -> None:
         """Give back `count` bytes that had their turn, but did not pass."""
         if self.link is not None:
-            self.link.give_back(count)
+            self.link.release(count)
             self._cells_of(slot)[0][self._own] -= count
 
     def is_outranked(self, slot: int, rank: int, now: float) -> bool:

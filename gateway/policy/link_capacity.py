@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.origin.link_traffic import AnswerKind, Traffic
-from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, Seen
+from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, SeenTraffic
 from gateway.policy.fair_shares import FairShares
 from gateway.policy.leadership import Leadership
 from gateway.policy.token_bucket import AdjustableBucket, SharedCells
@@ -134,7 +134,7 @@ class _Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCapacity:
     """The last decision: the capacity in bytes per second (None: no queue was seen yet), and the delay of answers then
     (None: unknown)."""
 
@@ -325,7 +325,7 @@ class LinkCapacity:
                 delay, is_at_least = sending, False
         usual = max((self._base(kind, now) for kind in self._answers), default=0.0)
         rate = controller.decide(
-            Seen(
+            SeenTraffic(
                 now,
                 arriving,
                 is_wanted,
@@ -362,16 +362,16 @@ class LinkCapacity:
         bodies = sum(self._fresh_whole(_BODIES, now))
         return bodies > 0 and sum(self._fresh_whole(_STARVED, now)) >= _STARVED_PART * bodies
 
-    def found(self, now: float) -> Found:
+    def found(self, now: float) -> FoundCapacity:
         times = self._numbers(_FOUND_AT).tolist()
         at = max(times)
         if not at:
-            return Found(None, None)
+            return FoundCapacity(None, None)
         process = times.index(at)
         capacity, delay = self._numbers(_FOUND)[process], self._numbers(_DELAY)[process]
-        return Found(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
+        return FoundCapacity(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
 
-    def go_on_from(self, before: LinkCapacity, now: float) -> None:
+    def continue_from(self, before: LinkCapacity, now: float) -> None:
         """Keep the capacity found before a change of settings, which replaced the memory."""
         found = before.found(now)
         if found.capacity is None or self.found(now).capacity is not None:

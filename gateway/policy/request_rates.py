@@ -172,7 +172,7 @@ def prefix_of(request: OriginRequest) -> str:
     return first + slash if slash else ""
 
 
-class Course:
+class RateCurve:
     """The course of a rate from a moment on, as one word: the same in all processes."""
 
     __slots__ = ("began", "top", "word")
@@ -185,7 +185,7 @@ class Course:
         """The rate that was refused; infinite while unknown."""
 
     @classmethod
-    def of(cls, began: float, top: float) -> Course:
+    def of(cls, began: float, top: float) -> RateCurve:
         code = _MEASURING
         if not math.isinf(top):
             code = min(_MEASURING - 1, max(0, round((math.log2(top) + 16) * _RATE_STEPS)))
@@ -220,7 +220,7 @@ class RequestRate:
         self._link = Link(shares, clock, random.Random(cells.own))
         self._clock = clock
         self._limiters: dict[int, RateLimiter] = {}
-        self._adopt(Course(0), 0.0)
+        self._adopt(RateCurve(0), 0.0)
         self._advance_at = 0.0
         self.label: tuple[str, Direction] | None = None
         """The bucket and direction under which metrics show it."""
@@ -264,7 +264,7 @@ class RequestRate:
     def is_needed(self, now: float) -> bool:
         return now - max(self._needed) <= LULL_SECONDS
 
-    def claim(self, name: int, family: int, course: Course, now: float) -> bool:
+    def claim(self, name: int, family: int, course: RateCurve, now: float) -> bool:
         """Make this the rate of `name`; return False if another process has just made it another's."""
         self._needed[self._own] = now
         self._families[self._own] = family
@@ -280,10 +280,10 @@ class RequestRate:
     def _write_claim(self, name: int, now: float) -> None:
         self.claims[self._own] = max(int(now), (max(self.claims) >> _NAME_BITS) + 1) << _NAME_BITS | name
 
-    def take_over(self, other: RequestRate, now: float) -> bool:
-        course = Course(max(other._courses))
+    def inherit(self, other: RequestRate, now: float) -> bool:
+        course = RateCurve(max(other._courses))
         if not course.is_measuring and now - course.began > GROWTH_SECONDS:
-            course = Course.of(now - GROWTH_SECONDS, other.per_second(now))
+            course = RateCurve.of(now - GROWTH_SECONDS, other.per_second(now))
         is_ours = self.claim(other.name, other.family, course, now)
         if is_ours:
             self._needed[self._own] = max(other._needed)
@@ -295,7 +295,7 @@ class RequestRate:
     @property
     def is_measuring(self) -> bool:
         """Return whether everything passes, and is counted."""
-        return Course(max(self._courses)).is_measuring
+        return RateCurve(max(self._courses)).is_measuring
 
     def count(self) -> None:
         """Count a request that is sent while the rate is measured."""
@@ -313,7 +313,7 @@ class RequestRate:
         if is_lull:
             self._advance(now)
             if not self._course.is_measuring and now - self._course.began > GROWTH_SECONDS:
-                self._begin(Course.of(now - GROWTH_SECONDS, self.per_second(now)), now)
+                self._begin(RateCurve.of(now - GROWTH_SECONDS, self.per_second(now)), now)
         self._needed[self._own] = now
         return is_lull
 
@@ -329,7 +329,7 @@ class RequestRate:
             sent = min(self.bucket.taken_bytes() - self._taken_before, GROWTH_SECONDS * self.bucket.rate)
             is_enough = sum(self._refused) - self._refused_before >= REFUSED_SHARE_MIN * sent
             if not self._course.is_measuring and is_enough and sent_at > began and now - began >= SPAN_SECONDS:
-                self._begin(Course.of(now, self.per_second(now)), now)
+                self._begin(RateCurve.of(now, self.per_second(now)), now)
 
     def advance(self, now: float) -> None:
         if now >= self._advance_at:
@@ -339,10 +339,10 @@ class RequestRate:
     def _advance(self, now: float) -> None:
         word = max(self._courses)
         if word != self._course.word:
-            self._adopt(Course(word), now)
+            self._adopt(RateCurve(word), now)
         debt = -self.bucket.level(now)
         if debt > DEBT_SECONDS_MAX * self.bucket.rate + 1:
-            self.bucket.give_back(int(debt))
+            self.bucket.release(int(debt))
         course = self._course
         if course.is_measuring:
             seconds = now - self._adopted_at
@@ -352,22 +352,22 @@ class RequestRate:
                 if sent - taken < REFUSED_MIN:
                     self.retire(now)
                 else:
-                    self._begin(Course.of(now, max(max(taken, least) / seconds, RATE_MIN)), now)
+                    self._begin(RateCurve.of(now, max(max(taken, least) / seconds, RATE_MIN)), now)
         elif self.is_needed(now) or now - course.began <= GROWTH_SECONDS:
             self._keep_to(course, now)
 
-    def _begin(self, course: Course, now: float) -> None:
+    def _begin(self, course: RateCurve, now: float) -> None:
         self._courses[self._own] = course.word
         self._adopt(course, now)
         self._keep_to(course, now)
 
-    def _keep_to(self, course: Course, now: float) -> None:
+    def _keep_to(self, course: RateCurve, now: float) -> None:
         rate = course.rate(now)
         before = self.per_second(now)
         if abs(rate - before) > _RATE_CHANGE_MIN * before:
             self.bucket.change_rate(rate, now)
 
-    def _adopt(self, course: Course, now: float) -> None:
+    def _adopt(self, course: RateCurve, now: float) -> None:
         self._course, self._adopted_at = course, now
         self._sent_before, self._refused_before = sum(self._sent), sum(self._refused)
         self._taken_before = self.bucket.taken_bytes()
@@ -537,13 +537,13 @@ class RequestRates:
 
     # Which rates there are
 
-    def take_over(self, before: RequestRates) -> None:
+    def inherit(self, before: RequestRates) -> None:
         """Take over the rates and the waiting requests after a change of settings."""
         now = self._clock.monotonic()
         before._read(now)
         for name, rate in before._live.items():
             place = self._place_for(name, now)
-            if place is not None and (place.is_alive(now) or place.take_over(rate, now)):
+            if place is not None and (place.is_alive(now) or place.inherit(rate, now)):
                 place.label = rate.label
         self._told[self._cells.own] += 1
         self._read(now)
@@ -624,7 +624,7 @@ class RequestRates:
         bucket, direction = request.bucket or "", direction_of(request)
         name = _name(bucket, prefix, direction)
         rate = self._place_for(name, now)
-        if rate is None or not rate.claim(name, _name(bucket, None, direction), Course.of(now, math.inf), now):
+        if rate is None or not rate.claim(name, _name(bucket, None, direction), RateCurve.of(now, math.inf), now):
             return None  # another process was faster, for another rate: the next refusal finds another place
         self._told[self._cells.own] += 1
         _log.warning(

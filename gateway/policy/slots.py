@@ -123,9 +123,9 @@ class Slot:
 
     `write` is when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has it;
     `scratch`, likewise, and the origin never gets it. Local objects are removed after `local_expiry_seconds`. Writes
-    take at most `buffer_bytes` of the disk until the origin has them (None: all there is); `buffer_full` decides about
-    those without room. While this node alone has more than `exposure_bytes_max`, or something for longer than
-    `exposure_age_seconds_max`, writes go through. Objects whose names match `markers` reach the origin after all that
+    take at most `buffer_bytes` of the disk until the origin has them (None: all there is); `when_buffer_full` decides
+    about those without room. While this node alone has more than `unflushed_bytes_max`, or something for longer than
+    `unflushed_age_seconds_max`, writes go through. Objects whose names match `markers` reach the origin after all that
     was acknowledged before them under their directory, and with the `order` `strict` every write after all before it;
     with `manifests` `checked`, after all that they name, whichever node writes it. If a bucket's ETags cannot be
     foretold, writes go through, or, with the `etag` `local`, have one of this node's. An upload without a part for
@@ -154,9 +154,9 @@ class Slot:
     snapshot: str = ""
     write: Literal["through", "back", "scratch"] = "through"
     buffer_bytes: int | None = None
-    buffer_full: Literal["through", "slow-down"] = "through"
-    exposure_bytes_max: int | None = None
-    exposure_age_seconds_max: float | None = None
+    when_buffer_full: Literal["through", "slow-down"] = "through"
+    unflushed_bytes_max: int | None = None
+    unflushed_age_seconds_max: float | None = None
     order: Literal["markers", "strict"] = "markers"
     markers: tuple[str, ...] = MARKERS
     manifests: Literal["checked", "in-order"] = "checked"
@@ -186,9 +186,9 @@ class Slots:
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
-        self.follow(slots)
+        self.apply_settings(slots)
 
-    def follow(self, slots: Iterable[Slot]) -> None:
+    def apply_settings(self, slots: Iterable[Slot]) -> None:
         """Set all slots. Event loop only."""
         self._all = tuple(slots)
         self._by_prefix = PrefixMap((slot.prefix, slot) for slot in self._all)

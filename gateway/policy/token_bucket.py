@@ -72,7 +72,7 @@ class TokenBucket:
         """Charge `count` bytes, which pass now or when the debt is paid."""
         self._taken[self._own] += count
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Give back `count` bytes that were taken and did not pass."""
         self._taken[self._own] -= count
 
@@ -92,7 +92,7 @@ class TokenBucket:
         for process in range(len(self._anchors)):
             self._anchors[process] = anchor
 
-    def go_on_from(self, before: TokenBucket) -> None:
+    def continue_from(self, before: TokenBucket) -> None:
         """Change to this bucket: what this process took from `before` since this one was made counts here. An
         implausible amount means that the two buckets are unrelated."""
         count = before._taken[self._own] - self._taken[self._own]

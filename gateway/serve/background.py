@@ -15,7 +15,7 @@ from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, Or
 from gateway.admin.scrub import ScrubHolder
 from gateway.admin.slot_changes import SlotChanges
 from gateway.admin.state import CURRENT
-from gateway.app.node import Upkeep, origin_for_checks, silence_board, upkeep
+from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.core.errors import ForebayError
 from gateway.serve.admin_port import admin_server
 from gateway.serve.child_config import ChildConfig
@@ -118,7 +118,7 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
         await _while_closed(config, tried)
         await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
-            async with upkeep(
+            async with background_services(
                 context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
                 _lend(lent, kept)
@@ -140,7 +140,7 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
         await asyncio.sleep(pause_seconds)
 
 
-async def _work(kept: Upkeep, lent: Holders) -> None:
+async def _work(kept: BackgroundServices, lent: Holders) -> None:
     outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
     tasks: list[asyncio.Task[Any]] = [outdated]
     tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]
@@ -156,14 +156,14 @@ async def _work(kept: Upkeep, lent: Holders) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _care(kept: Upkeep, lent: Holders) -> None:
+async def _care(kept: BackgroundServices, lent: Holders) -> None:
     await kept.snapshots.warn()
     await kept.blocks.rebuild_index()
-    lent.scrub.follow(kept.scrubber)
+    lent.scrub.apply_settings(kept.scrubber)
     await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
 
 
-async def _settle(kept: Upkeep) -> None:
+async def _settle(kept: BackgroundServices) -> None:
     """Whenever all processes keep to changed settings, bring in line with them what lies on disk."""
     settled = -1
     while True:
@@ -174,11 +174,11 @@ async def _settle(kept: Upkeep) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _lend(lent: Holders, kept: Upkeep) -> None:
+def _lend(lent: Holders, kept: BackgroundServices) -> None:
     """Let the admin port see to what the cache directory holds."""
     lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
     lent.explain.explainer = kept.explainer
-    lent.indexes.follow(kept.indexes)
+    lent.indexes.apply_settings(kept.indexes)
     lent.writeback.backend = kept.writeback
 
 
@@ -186,9 +186,9 @@ def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
     lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
     lent.explain.explainer = None
-    lent.indexes.follow(None)
+    lent.indexes.apply_settings(None)
     lent.writeback.backend = None
-    lent.scrub.follow(None)
+    lent.scrub.apply_settings(None)
 
 
 async def _while_closed(config: ChildConfig, tried: asyncio.Event) -> None:

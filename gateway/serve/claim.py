@@ -32,16 +32,16 @@ def claim(directory: Path) -> tuple[int | None, str | None]:
         prepare_directory(directory)
         lock = lock_directory(directory)
     except StoreUnavailable as error:
-        return None, leave_alone(directory, error)
+        return None, disable_directory(directory, error)
     try:
-        _heed_mark(directory)
+        _read_disable_mark(directory)
     except StoreUnavailable as error:
         os.close(lock)
-        return None, leave_alone(directory, error)
+        return None, disable_directory(directory, error)
     return lock, None
 
 
-def leave_alone(directory: Path, error: Exception) -> str:
+def disable_directory(directory: Path, error: Exception) -> str:
     """Say, and return, why the directory is done without; StartupError where acknowledged writes are in it, and its
     disk is not failing but full.
     """
@@ -52,7 +52,7 @@ def leave_alone(directory: Path, error: Exception) -> str:
     return str(error)
 
 
-def _heed_mark(directory: Path) -> None:
+def _read_disable_mark(directory: Path) -> None:
     """Forget, unless this very directory has since the mark was left: containers have others at the same path."""
     try:
         status = directory.stat()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
 
 import orjson
 import structlog
@@ -145,7 +144,7 @@ class SlotChange:
         """As the admin port was asked for it."""
         if self.name is None:
             return "POST /api/v1/reload"
-        return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{quote(self.name, safe='')}"
+        return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{self.name}"
 
     @classmethod
     def from_line(cls, line: str) -> SlotChange:

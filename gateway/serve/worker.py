@@ -57,15 +57,15 @@ async def serve_s3(context: ChildContext) -> None:
         )
         callers = _LiveCallers(app, prepared, live, context.stop)
 
-        async def follow() -> None:
-            callers.follow()
+        async def apply_settings() -> None:
+            callers.apply_settings()
             prepared.forget()
             prepared.keep_tallies(*names_in_metrics(live.now))
-            server.follow(_tls(live.now.server))
+            server.apply_settings(_tls(live.now.server))
 
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
-            with live.following(follow):
+            with live.following(apply_settings):
                 await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             counts.close()
@@ -93,9 +93,9 @@ class _LiveCallers:
         requests still under it."""
         self._tended: set[Callers] = set()
         self._tending: set[asyncio.Task[None]] = set()
-        self.follow()
+        self.apply_settings()
 
-    def follow(self) -> None:
+    def apply_settings(self) -> None:
         """StartupError where the other processes' limits cannot be shared."""
         wanted = self._live.callers, callers_plan(self._live.now)
         if self._known and self._known[-1][0] == wanted:
@@ -105,7 +105,7 @@ class _LiveCallers:
         before = self._app.callers
         self._app.callers = self._prepared.callers = callers = found[0][1]
         if before is not None and before is not callers:
-            before.let_go()
+            before.release()
         if callers is not None and callers not in self._tended:
             self._tended.add(callers)
             task = asyncio.create_task(self._tend(callers), name="limits of callers")

@@ -5,6 +5,7 @@ No line holds a secret, a body or a query string.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,15 @@ from typing import Any
 
 from gateway.telemetry import metrics
 from gateway.telemetry.log_file import LogFile
+from gateway.telemetry.logs import harmless
 
 KEYS_MAX = 1000
 """Of one request: as many as DeleteObjects has."""
 
 _PROBLEM_CHARACTERS_MAX = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
+"""All that a slot, a snapshot or a job may be called. Anything else in a path may hold a secret."""
 
 _LINE_BYTES = 512
 """What a line takes until then, beside its key."""
@@ -57,14 +62,15 @@ class AuditLog:
 
     def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
         """Something was done over the admin port."""
-        fields = {"remote": remote, "operation": f"{method} {path}", "status": str(status)}
+        named = "/".join(part if _NAME.fullmatch(part) else "(no name)" for part in path.split("/"))
+        fields = {"remote": remote, "operation": f"{method} {named}", "status": str(status)}
         self._write({"event": "admin", "caller": "admin", **fields})
 
     def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
         """The gateway's settings were changed, or, with why, were not. `generation` is that of the ones in force."""
         fields: dict[str, Any] = {"caller": caller, "remote": remote, "operation": operation}
         if problem is not None:
-            fields["problem"] = problem[:_PROBLEM_CHARACTERS_MAX]
+            fields["problem"] = harmless(problem)[:_PROBLEM_CHARACTERS_MAX]
         status = "applied" if problem is None else "refused"
         self._write({"event": "change", **fields, "status": status, "generation": generation})
 

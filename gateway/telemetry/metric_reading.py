@@ -209,7 +209,7 @@ def _files(directory: Path) -> _Files:
     return _Files(directory)
 
 
-class Reading:
+class MetricReading:
     """What all processes' numbers stand at, read once."""
 
     def __init__(self, directory: Path) -> None:
@@ -260,14 +260,16 @@ def _bucket_counts(family: _Family, numbers: Sequence[float | None]) -> dict[_Va
     }
 
 
-def by_label(read: Path | Reading, label: str, *metrics: Metric) -> list[dict[str, float]]:
+def by_label(read: Path | MetricReading, label: str, *metrics: Metric) -> list[dict[str, float]]:
     """For each metric, what it stands at per value of one label."""
     return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
 
 
-def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
+def by_labels(
+    read: Path | MetricReading, labels: Sequence[str], *metrics: Metric
+) -> list[dict[tuple[str, ...], float]]:
     """The same per values of several labels, which all of the metrics have."""
-    reading = read if isinstance(read, Reading) else Reading(read)
+    reading = read if isinstance(read, MetricReading) else MetricReading(read)
     return [reading.by_labels(labels, metric) for metric in metrics]
 
 

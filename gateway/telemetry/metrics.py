@@ -217,8 +217,8 @@ CACHE_NOT_KEPT = Counter(
     "blocks",
     ("slot", "reason"),
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
-    "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
-    "belongs to others), disk (a small block that the disk did not take).",
+    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
+    "pinned or belongs to others), disk (a small block that the disk did not take).",
     values={"reason": ("size", "write-budget", "room", "disk")},
 )
 WARM_UP_OBJECTS = Counter(
@@ -289,7 +289,7 @@ CACHE_WRITTEN_TODAY_BYTES = Gauge(
     latest=True,
 )
 CACHE_UNSURVEYED_BYTES = Gauge(
-    "forebay_cache_unsurveyed_bytes",
+    "forebay_cache_unaccounted_bytes",
     "bytes",
     (),
     "Bytes on disk, left by an unclean boot, that the cache does not know again yet.",
@@ -326,7 +326,7 @@ LISTING_PAGES = Counter(
     values={"outcome": ("hit", "partial", "miss", "stale")},
 )
 LISTING_KEYS_NOT_KEPT = Counter(
-    "forebay_listing_keys_not_kept_total",
+    "forebay_listing_keys_dropped_total",
     "keys",
     (),
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
@@ -393,8 +393,8 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     ("slot", "reason"),
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
-    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
-    "key meanwhile), disk (this node's) or other.",
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
+    "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
     values={"reason": FLUSH_FAILURES},
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
@@ -426,7 +426,7 @@ WRITEBACK_EXPOSURE_BYTES = Gauge(
     "forebay_writeback_exposure_bytes",
     "bytes",
     ("slot",),
-    "What of the slot may be on this node alone, before writes go through: `exposure`; 0: no limit.",
+    "What of the slot may be on this node alone, before writes go through: `max_unflushed_bytes`; 0: no limit.",
     latest=True,
 )
 WRITEBACK_USED_BYTES = Gauge(
@@ -478,7 +478,7 @@ WRITEBACK_OLDEST_CONFLICT_SECONDS = Gauge(
     latest=True,
 )
 WRITEBACK_THROUGH = Counter(
-    "forebay_writeback_through_total",
+    "forebay_writeback_written_through_total",
     "writes",
     ("slot", "reason"),
     "Writes that were not absorbed in a slot with write-back, and are the origin's: PutObject, CopyObject, "
@@ -526,7 +526,7 @@ WRITEBACK_PACED_SECONDS = Counter(
     values={},
 )
 WRITEBACK_NOT_FLUSHED = Gauge(
-    "forebay_writeback_not_flushed_objects",
+    "forebay_writeback_unflushed_objects",
     "objects",
     ("slot", "state"),
     "Acknowledged writes that do not get to the origin now. state: failing (tried again and again: 403, a bucket that "
@@ -565,7 +565,7 @@ WRITEBACK_OPEN_UPLOAD_IDLE = Gauge(
     latest=True,
 )
 WRITEBACK_REMEMBERED = Gauge(
-    "forebay_writeback_remembered_rows",
+    "forebay_writeback_journal_rows",
     "rows",
     ("kind",),
     "What the journal remembers of what is over; 50,000 of each kind at most. kind: ended-upload (answers a repeated "
@@ -598,7 +598,7 @@ SNAPSHOT_REFUSALS = Counter(
 )
 
 SMALL_ANSWERS = Counter(
-    "forebay_small_answers_total",
+    "forebay_bucket_metadata_answers_total",
     "requests",
     ("operation", "outcome"),
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
@@ -606,7 +606,7 @@ SMALL_ANSWERS = Counter(
     values={"operation": ("HeadBucket", "GetBucketLocation"), "outcome": ("hit", "miss", "stale")},
 )
 SMALL_ANSWER_TROUBLES = Counter(
-    "forebay_small_answer_troubles_total",
+    "forebay_bucket_metadata_errors_total",
     "troubles",
     ("trouble",),
     "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
@@ -683,7 +683,7 @@ ORIGIN_THROTTLE_WAIT_SECONDS = Counter(
     values={},
 )
 ORIGIN_THROTTLED_IN_VAIN = Counter(
-    "forebay_origin_throttled_in_vain_total",
+    "forebay_origin_throttle_timeouts_total",
     "requests",
     ("slot",),
     "Requests that were held back for as long as it may be, and not sent: clients were answered 503 SlowDown.",

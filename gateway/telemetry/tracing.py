@@ -254,12 +254,12 @@ def _session() -> tuple[Any, Callable[[], None]]:
     connections: WeakSet[Any] = WeakSet()
 
     def watched(pool: Any) -> Any:
-        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+        class ExporterConnection(pool.ConnectionCls):  # type: ignore[misc]
             def connect(self) -> None:
                 connections.add(self)
                 super().connect()
 
-        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+        return type(pool.__name__, (pool,), {"ConnectionCls": ExporterConnection})
 
     @functools.cache  # a pool manager for each proxy is asked for again and again
     def watch(manager: Any) -> None:

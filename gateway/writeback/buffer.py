@@ -47,7 +47,7 @@ class WritebackBuffer:
     """The buffer of one process. A change is durable when its method returns; BufferUnavailable when it may not be."""
 
     def __init__(
-        self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
+        self, files: _StagedFiles, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
     ) -> None:
         self.journal = files.journal
         self.may_be_pending = files.journal.pending_keys.may_be
@@ -89,15 +89,15 @@ class WritebackBuffer:
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
         return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
 
-    async def follow(self, slots: Iterable[Slot]) -> None:
+    async def apply_settings(self, slots: Iterable[Slot]) -> None:
         """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
         slots = list(slots)
         bounded = [slot for slot in slots if slot.is_buffered]
         try:
-            await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
+            await self.threads.run(self._reservations.apply_settings, [slot.name for slot in bounded])
         except OSError as error:
             raise BufferUnavailable(f"the room of the write-back buffers cannot be counted: {error}") from error
-        self.bounds.follow(bounded)
+        self.bounds.apply_settings(bounded)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     async def keep_reserve(self) -> None:
@@ -260,7 +260,7 @@ class WritebackBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _StagedFiles:
     """The parts of the directory that one process has open."""
 
     journal: Journal
@@ -269,7 +269,7 @@ class _Files:
     reserve: ReserveFile
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _StagedFiles:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -279,10 +279,10 @@ def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _
             staging.remove(name)
 
     journal = Journal(directory, remove, worker, clock)
-    journal.take_over(Moment.of(clock))
+    journal.inherit(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
-        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
+        return _StagedFiles(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error

@@ -19,7 +19,7 @@ from gateway.cli import app
 from gateway.cli import callers as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 from tests.admin.test_control_app import assert_described
 from tests.support.settings import load
 
@@ -99,9 +99,9 @@ def test_the_dashboard_shows_callers_at_once_and_not_all_of_many(
             metrics.CALLER_REQUESTS.add(10 + number, f"c{number}")
         metrics.CALLER_WAITING.add(1, "credential", "job", "rate")
         api = CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path)
-        first = api.since_last(Reading(tmp_path))
+        first = api.since_last(MetricReading(tmp_path))
         metrics.CALLER_REQUESTS.add(3, "c4")
-        second = api.since_last(Reading(tmp_path))
+        second = api.since_last(MetricReading(tmp_path))
     finally:
         metric_kinds.unshare()
     assert [one["name"] for one in first] == ["job", "c4", "c3"]

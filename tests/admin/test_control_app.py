@@ -32,7 +32,7 @@ from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 from tests.admin.test_troubles import EVERYTHING_WRONG
 from tests.support.finished import finished
 from tests.support.growth import python_steps
@@ -298,17 +298,17 @@ def test_the_counts_are_kept_while_nobody_asks(tmp_path: Path, monkeypatch: pyte
     assert history.HISTORY_SECONDS == 15 * 60
     taken, over = list[None](), threading.Event()
 
-    def reading(directory: Path) -> Reading:
+    def reading(directory: Path) -> MetricReading:
         taken.append(None)
         if len(taken) == 1:
             raise OSError(f"{directory} cannot be read")
         metrics.REQUESTS.add(1, "GetObject", "train", "200", "hit")
         if len(taken) == kept_max + 5:
             over.set()
-        return Reading(directory)
+        return MetricReading(directory)
 
     monkeypatch.setattr(history, "SAMPLE_SECONDS", 0)
-    monkeypatch.setattr(history, "Reading", reading)
+    monkeypatch.setattr(history, "MetricReading", reading)
 
     async def run() -> httpx.Response:
         keeping = asyncio.create_task(kept.keep())

@@ -56,7 +56,7 @@ def test_there_are_none_before_the_directory_is_open() -> None:
     """503, and none in the status."""
     holder = IndexHolder()
     assert answered(holder)[0] == 503
-    holder.follow(OneIndex(progress()))
+    holder.apply_settings(OneIndex(progress()))
     assert answered(holder)[0] == 200
     assert [one["slot"] for one in orjson.loads(answered(holder)[1])["indexes"]] == ["data"]
 

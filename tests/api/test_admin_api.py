@@ -45,7 +45,7 @@ def gateway() -> Iterator[GatewayProcess]:
             "origin": {"endpoint_url": origin.endpoint_url, **keys},
             "cache": {"persistent": True},
             "slots": [
-                {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "exposure": "8MiB"},
+                {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "max_unflushed_bytes": "8MiB"},
                 {"name": "data", "prefix": "s3://bucket/data/", "consistency": "immutable", "index": True},
             ],
         }

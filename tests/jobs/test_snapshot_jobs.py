@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
@@ -78,6 +79,23 @@ def test_a_prefix_is_frozen(tmp_path: Path) -> None:
             assert files_of(bench.snapshots.root) == ["v1"]
             with pytest.raises(SnapshotConflict, match="already"):
                 await bench.service.create("v1", PREFIX)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_snapshot_lists_otherwise_is_forgotten(tmp_path: Path) -> None:
+    """And what it lists as it is remembered stays."""
+
+    async def scenario() -> None:
+        origin, slot = data_set(2), Slot("t", Prefix.parse(PREFIX), "read-only", "ttl", 60.0)
+        keys = [ObjectKey(BUCKET, key) for key in sorted(origin.buckets[BUCKET].objects) if key.startswith("data/")]
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            for key in keys:
+                await bench.catalog.current(key, slot, headers={})
+            await bench.catalog.settle()
+            origin.put(BUCKET, keys[0].key, b"others")
+            await made(bench)
+            assert [bench.catalog.last_known(key) is None for key in keys] == [True, False]
 
     asyncio.run(scenario())
 
@@ -333,8 +351,27 @@ def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(1)) as bench:
-            bench.jobs._tools = replace(bench.jobs._tools, snapshots=None)
+            bench.jobs._dependencies = replace(bench.jobs._dependencies, snapshots=None)
             with pytest.raises(StoreUnavailable):
                 await bench.jobs.start_snapshot("v1", PREFIX)
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_of_no_object_fails_and_takes_no_name(tmp_path: Path) -> None:
+    """A mistyped prefix leaves the name free for the right one, unless it is allowed to be empty."""
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, data_set(1)) as bench:
+            empty = f"s3://{BUCKET}/typo/"
+            job = await bench.ended(await bench.service.create("v1", empty))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{empty} holds no object: check the name, or allow it to be empty",),
+            )
+            assert await bench.service.all() == []
+            await made(bench)
+            job = await bench.ended(await bench.service.create("v2", empty, allow_empty=True))
+            assert (job.state, job.objects_done) == (JobState.DONE, 0)
 
     asyncio.run(scenario())

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.model import ObjectKey
 from gateway.metadata import store as landing
-from gateway.metadata.entries import Entry, ObservedAt
+from gateway.metadata.entries import CatalogEntry, ObservedAt
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
 from gateway.telemetry.metric_observers import CatalogMetrics
 
@@ -41,7 +41,7 @@ class Observer(CatalogMetrics):
 
 
 def fill(number: int) -> CatalogUpdate:
-    return CatalogUpdate(ObjectKey("bucket", f"k{number}"), Entry(ObservedAt(0, time.monotonic(), 1)))
+    return CatalogUpdate(ObjectKey("bucket", f"k{number}"), CatalogEntry(ObservedAt(0, time.monotonic(), 1)))
 
 
 def new() -> tuple[CatalogWriter, Store, Observer]:

@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from gateway.metadata import bucket_metadata
-from gateway.metadata.bucket_metadata import PAUSE_SECONDS, WAITING_MAX, Answer, BucketMetadataCache, Question, RawDisk
+from gateway.metadata.bucket_metadata import (
+    PAUSE_SECONDS,
+    WAITING_MAX,
+    BucketAnswer,
+    BucketMetadataCache,
+    BucketQuery,
+    RawDisk,
+)
 from gateway.metadata.opening import ANSWERS
 from tests.support.small_answers import ANSWER, World, keep, known, play
 
@@ -117,7 +124,7 @@ def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Call
 
     async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for number in range(20):
-            await keep(answers, Question("HeadBucket", str(number)), Answer(200, [], b"x" * 3000))
+            await keep(answers, BucketQuery("HeadBucket", str(number)), BucketAnswer(200, [], b"x" * 3000))
         await keep(answers)
         harm(world.database)
         await recovers(world, answers)

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBusy
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.origin.retry import is_for_their_number
+from gateway.origin.retry import is_throttled
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
@@ -176,4 +176,4 @@ def test_which_answers_are_for_the_number_of_requests(
     method: str, code_of_http: int, code: str | None, headers: dict[str, str], is_one: bool
 ) -> None:
     """S3's, and 429; not a proxy's 503, behind which there may be nobody."""
-    assert is_for_their_number(method, code_of_http, code, headers) is is_one
+    assert is_throttled(method, code_of_http, code, headers) is is_one

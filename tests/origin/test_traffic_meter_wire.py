@@ -57,7 +57,7 @@ class Held:
     def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
         assert seconds == HELD_SECONDS
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         return
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.origin.traffic_meter import CeilingsReplaced, OriginMeter
-from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, Share, cells_for
+from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, BandwidthShare, Ceiling, RateLimiter, cells_for
 from gateway.policy.fair_shares import HOLD_SECONDS
 from gateway.policy.token_bucket import BURST_SECONDS, AdjustableBucket, SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
@@ -389,13 +389,13 @@ def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling
     ceilings = [Ceiling("read", slot, known) for slot in of]
 
     def opened(descriptor: int, weight: int, own: int, clock: ManualClock) -> Bandwidth:
-        shares = [Share("read", "a", weight), Share("read", "b", 1)]
+        shares = [BandwidthShare("read", "a", weight), BandwidthShare("read", "b", 1)]
         cells = SharedCells.attach(descriptor, cells_for(ceilings, shares), processes, own)
         return Bandwidth(ceilings, clock, cells, shares)
 
     async def run() -> int:
         clock, passed = ManualClock(), 0
-        rows = cells_for(ceilings, [Share("read", "a", 1), Share("read", "b", 1)])
+        rows = cells_for(ceilings, [BandwidthShare("read", "a", 1), BandwidthShare("read", "b", 1)])
         in_force = make_shared_memory(rows, processes, clock.monotonic())
         of_process = [opened(in_force, 1, own, clock) for own in range(processes)]
         if ceiling == "found":
@@ -429,7 +429,7 @@ def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling
             for own in [one for one, due in late.items() if due <= now]:
                 del late[own]
                 of_before, of_process[own] = of_process[own], opened(in_force, weight, own, clock)
-                of_process[own].go_on_from(of_before)
+                of_process[own].continue_from(of_before)
             await clock.advance(0.01)
         for one in takers:
             one.cancel()

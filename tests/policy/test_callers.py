@@ -26,13 +26,13 @@ from gateway.policy.callers import (
     WAITING_MAX,
     CallerClass,
     CallerLimits,
+    CallerRefused,
     Callers,
     CallersPlan,
     Direction,
     LimitName,
     Limits,
     LimitsReplaced,
-    Refused,
 )
 from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
@@ -149,7 +149,7 @@ def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, proce
             limits = node.of("a", process)
             try:
                 admission = await limits.enter("read")
-            except Refused:
+            except CallerRefused:
                 return
             passed.append(node.clock.monotonic())
             admission.leave()
@@ -184,7 +184,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
             limits = node.of(credential, process)
             try:
                 admission = await limits.enter("read")
-            except Refused:
+            except CallerRefused:
                 return
             running += 1
             assert running <= most
@@ -249,12 +249,12 @@ def test_waits_and_queues_are_bounded() -> None:
         assert of.enter_now("read")
         tasks = [asyncio.create_task(of.enter("read")) for _ in range(WAITING_MAX)]
         await node.clock.advance(0.1)
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await of.enter("read")
         assert node.counts.gauges["waiting", "credential", "a"] == WAITING_MAX
         await node.clock.advance(WAIT_SECONDS)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, Refused) and one.limit == "concurrency" for one in outcomes)
+        assert all(isinstance(one, CallerRefused) and one.limit == "concurrency" for one in outcomes)
         assert node.counts.gauges["waiting", "credential", "a"] == 0
 
     play(alone(Limits(1)), scene)
@@ -267,9 +267,9 @@ def test_a_process_that_is_to_end_lets_nobody_wait() -> None:
         waiting = asyncio.create_task(of.enter("read"))
         await node.clock.advance(0.1)
         node.processes[0].close()
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await waiting
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await of.enter("read")
 
     play(alone(Limits(1)), scene)
@@ -385,7 +385,7 @@ class Downloads:
             try:
                 known = size if self._direction == "write" else None
                 admission = await self._node.of("a", process).enter(self._direction, known)
-            except Refused:
+            except CallerRefused:
                 self.refused += 1
                 continue
             try:
@@ -611,7 +611,7 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
         piece = asyncio.ensure_future(admission.pass_bytes("read", 70_000))
         await clock.advance(0.1)
         waiting[1].cancel()
-        callers.let_go()
+        callers.release()
         waiting[2].cancel()
         await clock.advance(0.1)
         for number, one in enumerate(waiting):

@@ -25,7 +25,7 @@ from gateway.policy.request_rates import (
     PLACES_MAX,
     RATE_MAX,
     RATE_MIN,
-    Course,
+    RateCurve,
     RequestRates,
     cells_for,
     places_for,
@@ -208,7 +208,7 @@ def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(goes_on: b
         if goes_on:
             sim.limits.reads_per_second = LIMIT / 2
             await sim.pass_time(SETTLING_SECONDS)
-            sim.clocks[0].go_on()
+            sim.clocks[0].resume()
             await sim.pass_time(2.0)
             got = await sim.pass_time(2 * SETTLING_SECONDS)
             assert got.all_taken >= 0.85 * LIMIT / 2
@@ -435,7 +435,7 @@ def test_other_weights_go_on_with_the_rates_that_are_known() -> None:
         ]
         for after, old in zip(sim.rates, before, strict=True):
             rate = sum(old.rates().values())
-            after.take_over(old)
+            after.inherit(old)
             assert sum(after.rates().values()) == pytest.approx(rate, rel=0.02)
             await old.aclose()
         assert len(sim.rates[0]._live) == 1
@@ -477,7 +477,7 @@ def test_changes_of_settings_and_earlier_tries_lengthen_no_wait() -> None:
             after = RequestRates(
                 WEIGHTS, sim.clocks[0], sim.counted[0], shared_cells(3, 1)[0], wait_seconds_max=2.0, buckets_told=[]
             )
-            after.take_over(sim.rates[0])
+            after.inherit(sim.rates[0])
             await sim.rates[0].aclose()
             sim.rates[0] = after
         await asyncio.gather(*tasks)
@@ -516,24 +516,24 @@ def test_an_origin_that_counts_by_the_second_is_believed_what_it_takes_in_one() 
 @given(st.floats(0.0, 1e8), st.floats(RATE_MIN, 1e6))
 def test_a_course_is_one_word_that_says_all(began: float, top: float) -> None:
     """To a millisecond, and a few millionths of the rate; it fits a cell, and a later one is greater."""
-    course = Course.of(began, top)
-    read = Course(course.word)
+    course = RateCurve.of(began, top)
+    read = RateCurve(course.word)
     assert read.began == pytest.approx(began, abs=1e-3)
     assert read.top == pytest.approx(top, rel=1e-5)
     assert 0 <= course.word < 2**63
-    assert Course.of(began + 0.01, RATE_MIN).word > course.word
+    assert RateCurve.of(began + 0.01, RATE_MIN).word > course.word
     assert not read.is_measuring
-    assert Course.of(began, float("inf")).is_measuring
+    assert RateCurve.of(began, float("inf")).is_measuring
 
 
 def test_a_course_grows_back_within_seconds_and_beyond_within_minutes() -> None:
     """From what is left after a cut to what was refused, to four times that, and from the least to a thousand."""
-    course = Course.of(100.0, 1000.0)
+    course = RateCurve.of(100.0, 1000.0)
     assert course.rate(100.0) == pytest.approx(KEPT * 1000, rel=1e-3)
     assert course.rate(100.0 + GROWTH_SECONDS) == pytest.approx(1000, rel=1e-3)
     assert course.rate(130.0) >= 4000
-    assert Course.of(100.0, RATE_MIN).rate(100.0 + 150.0) >= 1000
-    assert Course.of(100.0, RATE_MIN).rate(1e6) == RATE_MAX
+    assert RateCurve.of(100.0, RATE_MIN).rate(100.0 + 150.0) >= 1000
+    assert RateCurve.of(100.0, RATE_MIN).rate(1e6) == RATE_MAX
 
 
 @pytest.mark.parametrize(

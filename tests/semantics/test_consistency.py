@@ -558,7 +558,9 @@ def test_10_11_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path
                     change()
                 elif step < 0.35:
                     slot = STRICT if dice.random() < 0.5 else dice.choice(remembering)
-                    gateway.app.services.slots.follow([slot] if slot is not STRICT or dice.random() < 0.5 else [])
+                    gateway.app.services.slots.apply_settings(
+                        [slot] if slot is not STRICT or dice.random() < 0.5 else []
+                    )
                 elif step < 0.4:
                     await clock.advance(dice.choice([1.0, 30.0, 100.0]))
                 else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
@@ -112,13 +112,13 @@ def test_3_10_they_are_told_as_the_origin_tells_them(tmp_path: Path) -> None:
 
 
 def test_3_10_a_ttl_of_nothing_asks_each_time(tmp_path: Path) -> None:
-    """3.10 small_answers_ttl = "0s" forwards them like everything else."""
+    """3.10 bucket_metadata_ttl = "0s" forwards them like everything else."""
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         for method, target, status in QUESTIONS * 2:
             assert await told(gateway, method, target) == f"{status} forwarded"
 
-    play(tmp_path, scenario, small_answers_ttl_seconds=0.0)
+    play(tmp_path, scenario, bucket_metadata_ttl_seconds=0.0)
 
 
 ODD = [
@@ -283,7 +283,7 @@ OWN_CHANGES = [
 
 
 async def is_fresh(answers: BucketMetadataCache, bucket: str) -> bool:
-    found = await answers.recall(Question("HeadBucket", bucket), DEFAULT_SLOT)
+    found = await answers.recall(BucketQuery("HeadBucket", bucket), DEFAULT_SLOT)
     return found is not None and found.freshness is Freshness.FRESH
 
 

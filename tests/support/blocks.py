@@ -236,8 +236,8 @@ async def open_cache(
     observer: CacheMetrics | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:
-    """Every block has a file of its own, unless `packed_bytes_max` says otherwise."""
-    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, "packed_bytes_max": 0, **settings}
+    """Every block has a file of its own, unless `small_object_bytes_max` says otherwise."""
+    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, "small_object_bytes_max": 0, **settings}
     cache = await BlockCache.open(
         BlockSettings(directory, capacity_bytes, **settings),
         origin,

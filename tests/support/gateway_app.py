@@ -66,7 +66,7 @@ async def gateway_app(
     allow_signature_v2: bool = True,
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
-    small_answers_ttl_seconds: float = 60.0,
+    bucket_metadata_ttl_seconds: float = 60.0,
     writeback: bool = False,
     buffer_closed: bool = False,
     bounds: BoundsObserver | None = None,
@@ -98,7 +98,7 @@ async def gateway_app(
     answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
-        ttl_seconds=small_answers_ttl_seconds,
+        ttl_seconds=bucket_metadata_ttl_seconds,
         observer=SmallAnswerMetrics(),
     )
     snapshots = SnapshotStore(directory / "snapshots")

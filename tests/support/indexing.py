@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.metadata.listing.index import Found, ListingIndex
+from gateway.metadata.listing.index import FoundPage, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
@@ -22,7 +22,7 @@ from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin import MemoryOrigin
 
-FOR_EVER = Bound(math.inf, math.inf)
+FOR_EVER = KeyBound(math.inf, math.inf)
 TTL = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "ttl", 100.0)
 IMMUTABLE = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "immutable")
 
@@ -82,13 +82,13 @@ class IndexBench:
                 await asyncio.sleep(0.002)
                 self.clock.advance(0.5)
 
-    def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
+    def listed(self, bound: KeyBound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
         """All keys as the index lists them, page by page; None: it cannot."""
         keys: list[str] = []
         wanted = ListRequest(prefix.encode(), limit=7)
         while True:
             found = self.listing.find(bucket, wanted, bound, with_owner=False)
-            if not isinstance(found, Found):
+            if not isinstance(found, FoundPage):
                 return None
             keys += [key.decode() for key, _ in found.page.keys]
             if not found.page.is_truncated:

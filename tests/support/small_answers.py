@@ -7,14 +7,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
+from gateway.metadata.bucket_metadata import BucketAnswer, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix, Slot
 from gateway.telemetry.metric_observers import SmallAnswerMetrics
 
-QUESTION = Question("GetBucketLocation", "bucket")
-ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")
+QUESTION = BucketQuery("GetBucketLocation", "bucket")
+ANSWER = BucketAnswer(
+    200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>"
+)
 SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
 
 
@@ -67,11 +69,11 @@ def play(directory: Path, scenario: Callable[[World, BucketMetadataCache], Await
     return world
 
 
-async def keep(answers: BucketMetadataCache, question: Question = QUESTION, answer: Answer = ANSWER) -> None:
+async def keep(answers: BucketMetadataCache, question: BucketQuery = QUESTION, answer: BucketAnswer = ANSWER) -> None:
     answers.keep(question, answers.now(question.bucket), answer)
     await answers.settle()
 
 
-async def known(answers: BucketMetadataCache, question: Question = QUESTION) -> Answer | None:
+async def known(answers: BucketMetadataCache, question: BucketQuery = QUESTION) -> BucketAnswer | None:
     found = await answers.recall(question, SLOT)
     return found.answer if found is not None and found.freshness is Freshness.FRESH else None

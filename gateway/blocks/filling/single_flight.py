@@ -254,7 +254,7 @@ class SingleFlight:
         self._end(fetch, None)
 
     def _is_small(self, block: Block) -> bool:
-        return block.length <= self._dependencies.settings.packed_bytes_max
+        return block.length <= self._dependencies.settings.small_object_bytes_max
 
     @property
     def _is_writable(self) -> bool:

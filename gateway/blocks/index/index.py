@@ -363,11 +363,11 @@ class BlockIndex:
                 self._uncounted_bytes = 0
             return step
 
-    def follow(self, capacity: Capacity) -> None:
+    def apply_settings(self, capacity: Capacity) -> None:
         """Make the eviction of every slot's files follow its share from now on."""
         with self.writing() as transaction:
             for name, share in capacity.shares.items():
-                transaction.account(transaction.slot(name)).follow(share.eviction)
+                transaction.account(transaction.slot(name)).apply_settings(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""

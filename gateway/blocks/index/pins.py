@@ -148,7 +148,7 @@ class Pins:
             self._replace(transaction, PinList(known.numbers | {prefix: number}, number + 1, known.kept))
             return number
 
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
+    def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
         """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
         reasons for those without one, and whether any pin ended: then call `let_go`."""
         with self._index.writing() as transaction:

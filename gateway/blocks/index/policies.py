@@ -184,7 +184,7 @@ class SlotAccount:
     def evictable_bytes(self) -> int:
         return self.queue_bytes[Queue.MAIN] + self.queue_bytes[Queue.SMALL]
 
-    def follow(self, eviction: Eviction) -> None:
+    def apply_settings(self, eviction: Eviction) -> None:
         """From now on another policy decides; what the one before had learned is forgotten."""
         if eviction is not self.eviction:
             self.eviction, self.reuse = eviction, ReuseDistance()

@@ -27,7 +27,7 @@ class Maintenance:
         self._rights_of_others = rights_of_others
         self._look_at_rights()
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         while True:
             self._report_usage()
             self._look_at_rights()

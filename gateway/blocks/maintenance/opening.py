@@ -157,7 +157,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
     """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
-        blocks.index.follow(blocks.capacity)
+        blocks.index.apply_settings(blocks.capacity)
         blocks.pins.recover()
         shared = _shared_directory(settings)
         heartbeats = Heartbeats(shared / "heartbeats")

@@ -86,7 +86,7 @@ class PieceVerifier:
         assert piece.verifying is not None  # noqa: S101 - `_begin` has set it
         await piece.verifying
 
-    def go_on(self, position: int, count: int, *, reads_on: bool) -> None:
+    def resume(self, position: int, count: int, *, reads_on: bool) -> None:
         """Begin with the piece that comes next, unless there is nothing to do for it."""
         if self._file.file.intact(self._extent, position, count):
             return
@@ -206,7 +206,7 @@ class BlockSource:
         if end < stop:
             count = self._piece_end(end, stop) - end
             if not self.intact(self.extent.offset + end, count):
-                self._pieces.go_on(end, count, reads_on=reads_on)
+                self._pieces.resume(end, count, reads_on=reads_on)
         return span
 
     def _piece_end(self, position: int, stop: int) -> int:

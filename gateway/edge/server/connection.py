@@ -37,7 +37,7 @@ from gateway.core.model import PinnedFileSpan
 from gateway.edge.server.body_queue import NO_BODY, BodyQueue
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedKey, PreparedRequests
 from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
@@ -477,11 +477,11 @@ class S3Protocol(S3Connection):
         if answer is None:
             return False
         if prepared.tracer is not None and prepared.tracer.draws(head):
-            (answer.prepared if isinstance(answer, Question) else answer).close()
+            (answer.prepared if isinstance(answer, PreparedKey) else answer).close()
             return False
         self._forget_head()
         self._count_read()
-        if isinstance(answer, Question):
+        if isinstance(answer, PreparedKey):
             cycle = self._prepared_cycle("GET")
             self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
@@ -530,7 +530,7 @@ class S3Protocol(S3Connection):
         return go_on
 
     async def _ask(
-        self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
+        self, cycle: RequestCycle, prepared: PreparedRequests, question: PreparedKey, head: bytes, began: float
     ) -> None:
         """Ask the origin, and answer by that. Unprepared requests go the whole way then, as do those whose connection
         must end since, or takes nothing: the origin is not asked again there."""

@@ -116,7 +116,7 @@ _REFUSALS = 400
 _logger = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
+class ConnectionControl(Protocol):
     """A connection as its request sees it. `wire` is the transport's own socket, None if it is encrypted."""
 
     transport: asyncio.Transport
@@ -156,7 +156,7 @@ class RequestCycle:
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        connection: Connection,
+        connection: ConnectionControl,
         request_body: BodyQueue,
         keep_alive: bool,
         expects_continue: bool,

@@ -95,7 +95,7 @@ Client = tuple[str, int]
 """Address and port."""
 
 
-class _Known(NamedTuple):
+class _KnownReads(NamedTuple):
     """An object as a caller may read it."""
 
     access_key_id: str
@@ -105,7 +105,7 @@ class _Known(NamedTuple):
     """That the origin must have granted; None: the grant is enough."""
 
 
-class Question(NamedTuple):
+class PreparedKey(NamedTuple):
     """A request whose answer is waited for: the origin says what it says of the object now, or its bytes are read."""
 
     prepared: PreparedQuestion | PreparedVerification
@@ -139,7 +139,7 @@ class PreparedRequests:
         self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
-        self._objects: dict[object, _Known | None] = {}
+        self._objects: dict[object, _KnownReads | None] = {}
         """Prepared objects; None: the place is free for the same object again."""
         self._places: list[object] = []
         """The keys of `_objects`, each once, to draw one from."""
@@ -191,7 +191,7 @@ class PreparedRequests:
         for credential in [one for one in self._tally_of if one not in credentials]:
             del self._tally_of[credential]
 
-    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
@@ -220,15 +220,15 @@ class PreparedRequests:
         read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
-            return Question(question, key.access_key_id, place) if question is not None else None
+            return PreparedKey(question, key.access_key_id, place) if question is not None else None
         answer = read.answer(said)
         if isinstance(answer, PreparedVerification):
-            return Question(answer, key.access_key_id, place)
+            return PreparedKey(answer, key.access_key_id, place)
         if is_new and answer is not None:
             self._was_worth_it(place)
         return answer
 
-    async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | Told:
+    async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
         """The answer that was waited for; else what the origin has said, for the whole way.
 
         To be called in a task of the request's own, which ends when the client leaves.
@@ -257,7 +257,7 @@ class PreparedRequests:
         self._was_worth_it(question.place)
         return answer
 
-    def withdrawn(self, question: Question, began: float) -> Told:
+    def withdrawn(self, question: PreparedKey, began: float) -> Told:
         """An answer by what the origin says is not sent: what it has said, for the whole way."""
         question.prepared.close()
         return Told(question.prepared.told, began)
@@ -344,7 +344,7 @@ class PreparedRequests:
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, question: Question, status: str, seconds: float, client: Client | None) -> None:
+    def _not_answered(self, question: PreparedKey, status: str, seconds: float, client: Client | None) -> None:
         prepared = question.prepared
         slot, request_id = prepared.slot, next_request_id()
         if prepared.is_known:
@@ -433,7 +433,7 @@ class PreparedRequests:
     def _was_worth_it(self, place: object) -> None:
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
-    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         known = self._prepared(head, values, key)
         if known is None:
             self._drop(place)
@@ -445,7 +445,7 @@ class PreparedRequests:
         if place in self._objects:
             self._objects[place] = None
 
-    def _keep(self, place: object, known: _Known) -> None:
+    def _keep(self, place: object, known: _KnownReads) -> None:
         places, draw = self._places, self._dice.random
         if place not in self._objects:
             if len(places) < _OBJECTS_MAX:
@@ -465,7 +465,7 @@ class PreparedRequests:
         self._slices[number] = now
         return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
-    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         services, of_first = self._services, head.request
         try:
             request = understood(
@@ -482,7 +482,7 @@ class PreparedRequests:
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
         if read is None:
             return None
-        return _Known(key.access_key_id, key.grant, read, self._right(request, key))
+        return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
 
     def _right(self, request: S3Request, key: Key) -> Right | None:
         slot = self._services.slots.find(request.bucket or "", request.key or "")
@@ -521,7 +521,7 @@ class ConnectionHeads:
     def may_learn(self) -> bool:
         return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
-    def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
+    def answer(self, raw: bytes) -> PreparedAnswer | PreparedKey | None:
         """Return the prepared answer to a whole head, or the question that must be asked before."""
         self._is_known = False
         if self._generation != self._all.generation:

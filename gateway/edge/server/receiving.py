@@ -332,7 +332,7 @@ class Receiving:
         self._gathering = Gathering()
 
     async def receive_into(self, sink: Sink) -> None:
-        """Hand the rest of the body to `sink`, as `RequestBody.receive` says, and with its errors."""
+        """Hand the rest of the body to `sink`, as `ClientBody.receive` says, and with its errors."""
         self._cycle.send_continue()
         wire, left_bytes = self._wire, self._cycle.request_body.left_bytes
         if wire is None or left_bytes is None or left_bytes <= DIRECT_BYTES_MIN:

@@ -119,7 +119,7 @@ class S3Server:
         """No connection waits for a request; looked up again at the next sweep."""
         self._receive_threads = receive_threads or ReceiveThreads()
 
-    def follow(self, tls: TlsFiles | None) -> None:
+    def apply_settings(self, tls: TlsFiles | None) -> None:
         """The certificate may have been renewed; StartupError when it cannot be used, and the one before stays."""
         if tls is not None and self._tls is not None:
             tls.context()  # one that does not fit its key leaves what is loaded as it is

@@ -63,7 +63,7 @@ class Crawl:
 
     def __init__(
         self,
-        tools: JobDependencies,
+        dependencies: JobDependencies,
         index: ListingIndex,
         plan: CrawlPlan,
         parts: Sequence[KeyRange],
@@ -71,7 +71,7 @@ class Crawl:
         progress: IndexStatus,
         observer: IndexMetrics,
     ) -> None:
-        self._tools = tools
+        self._dependencies = dependencies
         self._index = index
         self._plan = plan
         self._progress = progress
@@ -113,7 +113,7 @@ class Crawl:
         while not is_done:
             await self._turn()
             try:
-                page, asked = await with_retries(self._tools.clock, partial(self._told, crawl_range))
+                page, asked = await with_retries(self._dependencies.clock, partial(self._told, crawl_range))
             finally:
                 self._asking -= 1
             batch = self._batch(crawl_range, page, asked)
@@ -124,8 +124,8 @@ class Crawl:
 
     async def _turn(self) -> None:
         """Wait until one page more may be asked for."""
-        while self._asking >= LISTERS_WHILE_BUSY and self._tools.blocks.others_fill():
-            await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+        while self._asking >= LISTERS_WHILE_BUSY and self._dependencies.blocks.others_fill():
+            await self._dependencies.clock.sleep(_BUSY_LOOK_SECONDS)
         self._asking += 1
 
     async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
@@ -141,7 +141,7 @@ class Crawl:
 
     async def _page(self, crawl_range: CrawlRange, token: str | None) -> PackedPage:
         document = await fetch_page(
-            self._tools.origin,
+            self._dependencies.origin,
             self._plan.prefix,
             slot=self._plan.slot,
             purpose=Purpose.REFRESH,
@@ -170,8 +170,7 @@ class Crawl:
         )
 
     async def _land(self, batch: Batch) -> None:
-        if self._plan.finds_changes:
-            self._tools.catalog.listed_records(batch.bucket, batch.listed)
+        self._dependencies.catalog.listed_records(batch.bucket, batch.listed)
         try:
             changed = await self._index.land(batch)
         except lmdb.Error as error:
@@ -180,7 +179,7 @@ class Crawl:
         self._progress.pages += 1
         self._observer.crawled(self._plan.slot, len(batch.listed))
         if changed and self._plan.finds_changes:
-            dropped = await _drop_changed(self._tools.catalog, self._tools.blocks, batch, changed)
+            dropped = await _drop_changed(self._dependencies.catalog, self._dependencies.blocks, batch, changed)
             self._progress.changed += dropped
             self._observer.found_changed(self._plan.slot, dropped)
 

@@ -22,7 +22,6 @@ from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
-DIGEST = slice(16, 32)
 SIZE_MASK = 2**48 - 1
 PARTS_SHIFT = 48
 

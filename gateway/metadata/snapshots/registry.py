@@ -92,7 +92,7 @@ class SnapshotRegistry:
     """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
 
     Without a `store`, where the cache directory cannot be used, requests in slots that name a snapshot fail. Call
-    `follow` after a change of slots.
+    `apply_settings` after a change of slots.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class SnapshotRegistry:
         finally:
             opened.snapshot.close()
 
-    async def follow(self, open_store: Callable[[], SnapshotStore]) -> None:
+    async def apply_settings(self, open_store: Callable[[], SnapshotStore]) -> None:
         """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
         time, in a thread."""
         if self._store is None:

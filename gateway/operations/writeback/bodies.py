@@ -86,7 +86,7 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
         return
     size_bytes = announced_bytes(context)
     is_scratch = bounds.slot.write == "scratch"
-    slows_down = bounds.slot.buffer_full == "slow-down" or is_scratch
+    slows_down = bounds.slot.when_buffer_full == "slow-down" or is_scratch
     patience_seconds = PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS
     bound = await bounds.take(context.credential, size_bytes, patience_seconds)
     if bound is None:
@@ -109,7 +109,7 @@ def leaves_to_the_origin(context: RequestContext, buffer: WritebackBuffer, *, ta
     if bounds is None or bound is None:
         return False
     bounds.look_at_uploads()
-    if bound.passes and (not takes_room or bounds.slot.buffer_full == "slow-down"):
+    if bound.passes and (not takes_room or bounds.slot.when_buffer_full == "slow-down"):
         return False
     goes_through(context, bound)
     return True
@@ -126,8 +126,8 @@ def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound
         Bound.SHARE: "the bodies of this access key that are still arriving take its share of the room",
         Bound.DISK: "the disk under it has no room, or has just failed",
         Bound.SIZE: f"the body is larger than all of it, {slot.buffer_bytes} bytes",
-        Bound.EXPOSURE_BYTES: f"more than {slot.exposure_bytes_max} bytes are on this node only",
-        Bound.EXPOSURE_AGE: f"a write of more than {slot.exposure_age_seconds_max} seconds ago is on this node only",
+        Bound.EXPOSURE_BYTES: f"more than {slot.unflushed_bytes_max} bytes are on this node only",
+        Bound.EXPOSURE_AGE: f"a write of more than {slot.unflushed_age_seconds_max} seconds ago is on this node only",
     }[bound]
     return s3_error(
         "SlowDown",

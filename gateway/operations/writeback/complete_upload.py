@@ -90,7 +90,7 @@ def _why_of_the_origin(
         return Reason.CONDITION
     if not are_here:  # in a scratch slot: it was begun before the slot became one
         return Reason.PART
-    if not _is_verified(context.request.headers, upload.spec.headers, made):
+    if not _is_verified(context.request.headers, made):
         refuse_unless_kept_here(Reason.HEADER if is_scratch else None)
         return Reason.HEADER
     if is_scratch:
@@ -245,6 +245,7 @@ def complete(
     declared = request.get("x-amz-mp-object-size")
     if declared is not None and declared != str(size_bytes):
         raise s3_error("InvalidRequest", "The provided x-amz-mp-object-size does not match the size of the object.")
+    _check_type(request, create)
     checksums, checksum_type = yield from _checksums(create, chosen)
     _check_digest(request, checksums)
     etag = md5s_etag((yield from each(lambda part: part.file.md5, chosen)))
@@ -297,16 +298,20 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple
     return {algorithm: (yield from full_object_checksum(algorithm, sized))}, checksum_type
 
 
-def _is_verified(request: Mapping[str, str], create: Mapping[str, str], made: Completion) -> bool:
-    """Return whether the parts' own checksums confirm those of Complete; otherwise only the bytes can."""
+def _is_verified(request: Mapping[str, str], made: Completion) -> bool:
+    """Whether the parts' own checksums tell what Complete says of the whole; else only the bytes do."""
     said = {name.removeprefix(PREFIX): value for name, value in request.items() if name.startswith(PREFIX)}
     said.pop("algorithm", None)
-    said_type = said.pop("type", None)
-    if said_type is not None:
-        _, checksum_type = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
-        if said_type.upper() != checksum_type:
-            return False
+    said.pop("type", None)
     return said.keys() <= made.checksums.keys()
+
+
+def _check_type(request: Mapping[str, str], create: Mapping[str, str]) -> None:
+    _, created = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
+    if request.get(f"{PREFIX}type", created).upper() != created:
+        raise s3_error(
+            "InvalidRequest", f"The upload was created with checksums of type {created}: Complete must say the same."
+        )
 
 
 def _check_digest(request: Mapping[str, str], checksums: Mapping[str, str]) -> None:

@@ -42,8 +42,8 @@ from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
     fixed_headers,
-    is_foreseen,
     is_foretold,
+    is_supported_header,
     refuse_unless_kept_here,
     takes_local_etag,
     why_of_bucket,
@@ -174,7 +174,7 @@ def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict
 
 
 def _is_foreseen(name: str, value: str) -> bool:
-    return name in _OF_COPIES or name.startswith(_CONDITIONS) or is_foreseen(name, value)
+    return name in _OF_COPIES or name.startswith(_CONDITIONS) or is_supported_header(name, value)
 
 
 def _is_foreseen_of_part(name: str, value: str) -> bool:

@@ -45,7 +45,7 @@ class DeleteOutcome(NamedTuple):
     errors: Sequence[DeleteError] = ()
 
 
-async def bury_pending(
+async def write_tombstones(
     context: RequestContext, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]
 ) -> DeleteOutcome:
     """Delete the pending objects of a DeleteObjects: all of them here first, then one after the other at the origin.

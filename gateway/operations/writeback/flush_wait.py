@@ -19,7 +19,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence
-from gateway.writeback.flushing.state import LookedFor, Refused
+from gateway.writeback.flushing.state import LookedFor, WriteRefused
 from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import key_prefix_before
 
@@ -109,7 +109,7 @@ class FlushWait:
         pause_seconds, is_first = FIRST_PAUSE_SECONDS, True
         while True:
             found = await presence.look(origin, slot, Purpose.FORWARD, self._clock, lambda _: False, is_first=is_first)
-            if isinstance(found, Refused) or (isinstance(found, LookedFor) and not found.missing):
+            if isinstance(found, WriteRefused) or (isinstance(found, LookedFor) and not found.missing):
                 return
             if self._clock.monotonic() + pause_seconds >= self._deadline:
                 raise s3_error(

@@ -30,7 +30,7 @@ from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
     fixed_headers,
-    is_foreseen,
+    is_supported_header,
     makes_md5_etags,
     refuse_unless_kept_here,
     storage_classes,
@@ -59,7 +59,7 @@ key, and checkpoints must be absorbed soon after the key is renewed."""
 
 async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
-    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_foreseen)
+    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_supported_header)
     if context.slot.write == "scratch":
         refuse_unless_kept_here(reason)
         return await _keep(context, buffer)

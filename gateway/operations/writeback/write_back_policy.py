@@ -149,7 +149,7 @@ def refuse_unless_kept_here(reason: Reason | None) -> None:
 
 
 def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bool]) -> Reason | None:
-    """Return why the headers of a write need the origin's judgement, or None. `foreseen` as `is_foreseen`."""
+    """Return why the headers of a write need the origin's judgement, or None. `foreseen` as `is_supported_header`."""
     if all(foreseen(name, value) for name, value in headers.items()):
         return None
     return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
@@ -196,7 +196,7 @@ def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
 
 def may_be_deleted_here(request: S3Request) -> bool:
     """Return whether a deletion is about current versions, and the origin need not judge its headers."""
-    return why_of_headers(request.headers, is_foreseen) is None and request.parameter("versionId") is None
+    return why_of_headers(request.headers, is_supported_header) is None and request.parameter("versionId") is None
 
 
 def may_begin_without_origin(request: S3Request) -> bool:
@@ -271,10 +271,10 @@ def _is_about_the_upload(name: str) -> bool:
 def _may_be_replayed(name: str, value: str) -> bool:
     if name in _REPLAYED or (name, value) in _REPLAYED_PAIRS:
         return True
-    return is_foreseen(name, value)
+    return is_supported_header(name, value)
 
 
-def is_foreseen(name: str, value: str) -> bool:
+def is_supported_header(name: str, value: str) -> bool:
     """Return whether a header of a write needs no judgement by the origin."""
     if name == _STORAGE_CLASS:
         return value in STORAGE_CLASSES

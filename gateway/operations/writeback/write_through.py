@@ -74,7 +74,7 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
         return reply
     match context.request.operation, reply.status:
         case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
-            return await told_by_document(
+            return await retried_until_final_document(
                 reply, note, clock, may_be_repeated=not has_conditions(context.request.headers)
             )
         case Operation.PUT_OBJECT, 200:
@@ -120,7 +120,9 @@ class Note(Protocol):
     async def __call__(self, etag: str | None, *, known: bool) -> None: ...
 
 
-async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True) -> Response:
+async def retried_until_final_document(
+    reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True
+) -> Response:
     """Return an answer whose document tells the result: noted before the client has it, or closes the answer.
 
     OriginBodyError if it breaks off; OutcomeUnknown if the request may not be repeated.

@@ -16,7 +16,7 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
-from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
 from gateway.writeback.checkpoints.state import CheckpointState
 
@@ -30,7 +30,7 @@ RANKS_SHOWN_MAX = 1000
 PAGE_BYTES = 2**20
 """A page ends with the checkpoint that brings it to this size."""
 
-Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[Pass]]]
+Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 """Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)

@@ -16,7 +16,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
@@ -98,6 +99,9 @@ class SlotExposure:
     exposure_bytes: int = 0
 
 
+_NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
+
+
 class ExposureObserver(Protocol):
     """Takes exposure reports, for metrics and alarms."""
 
@@ -123,6 +127,11 @@ class Shared:
     reservations: Reservations
     disk: DiskRoom
     clock: Clock
+
+    def age_seconds(self, slot: str) -> float | None:
+        """Return the age of a slot's oldest write that is on its way to the origin; None: there is none."""
+        at = self.journal.read(lambda tx: tx.oldest(slot))
+        return None if at is None else max(0.0, Moment.of(self.clock).since(at)[0])
 
 
 SHARED_SECONDS = 600.0
@@ -152,11 +161,11 @@ class SlotBounds:
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
-        self.follow(slot)
+        self.apply_settings(slot)
 
-    def follow(self, slot: Slot) -> None:
+    def apply_settings(self, slot: Slot) -> None:
         self.slot = slot
-        given = (slot.buffer_bytes, slot.exposure_bytes_max)
+        given = (slot.buffer_bytes, slot.unflushed_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
     def used_bytes(self) -> int:
@@ -180,7 +189,7 @@ class SlotBounds:
             age_seconds or 0.0,
             usage.local_bytes,
             usage.local_objects,
-            self.slot.exposure_bytes_max or 0,
+            self.slot.unflushed_bytes_max or 0,
         )
 
     def unused_bytes(self) -> int:
@@ -188,14 +197,12 @@ class SlotBounds:
         return max(0, (self.slot.buffer_bytes or 0) - self.usage().staged_bytes)
 
     def age_seconds(self) -> float | None:
-        """Return the age of the oldest write that is on its way to the origin; None if there is none."""
-        at = self._shared.journal.read(lambda tx: tx.oldest(self.slot.name))
-        return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
+        return self._shared.age_seconds(self.slot.name)
 
     def now(self, size_bytes: int = 0) -> Bound | None:
         """Return why `size_bytes` more would not be taken now; None if they would."""
-        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.exposure_bytes_max
-        limit_seconds = self.slot.exposure_age_seconds_max
+        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.unflushed_bytes_max
+        limit_seconds = self.slot.unflushed_age_seconds_max
         if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
             return Bound.EXPOSURE_AGE
         if limit_bytes is not None and used_bytes - self.usage().local_bytes > limit_bytes:
@@ -387,7 +394,7 @@ class Bounds:
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
-    def follow(self, slots: Sequence[Slot]) -> None:
+    def apply_settings(self, slots: Sequence[Slot]) -> None:
         """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
         bounds."""
         gone, self._of = self._of, {}
@@ -396,7 +403,7 @@ class Bounds:
             if one is None:
                 one = SlotBounds(slot, self._shared)
             else:
-                one.follow(slot)
+                one.apply_settings(slot)
             self._of[slot.name] = one
         left = (one for name, one in gone.items() if name not in self._of)
         self._gone = [one for one in (*self._gone, *left) if one.is_awaited]
@@ -407,11 +414,14 @@ class Bounds:
 
     async def tell_exposure(self, observer: ExposureObserver) -> None:
         """Report exposure every second until cancelled, in one process of a gateway. Log when the disk fills up."""
-        was_full = False
+        was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
-                for name, one in list(self._of.items()):
-                    observer.exposed(name, one.exposure())
+                found = {name: one.exposure() for name, one in self._of.items()}
+                found[GONE] = self._left_behind()
+                told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
+                for name in told:
+                    observer.exposed(name, found.get(name, _NOTHING))
             is_full = bool(self._of) and self._is_disk_full()
             observer.disk_full(is_full)
             if is_full and not was_full:
@@ -423,6 +433,17 @@ class Bounds:
                 _log.warning("the disk has room again: writes are acknowledged here")
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
+
+    def _left_behind(self) -> SlotExposure:
+        """Return what slots have here that do not write back any more, all of them together."""
+        usages = self._shared.journal.read(lambda tx: tx.usages())
+        left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
+        staged, objects, local_bytes, local_objects = map(
+            sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)
+        )
+        age_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
+        unsent_bytes = max(0, staged - local_bytes)
+        return SlotExposure(0, staged, unsent_bytes, objects - local_objects, age_seconds, local_bytes, local_objects)
 
     def _is_disk_full(self) -> bool:
         """Return whether the disk has no room even for an empty body; its other faults are reported elsewhere."""

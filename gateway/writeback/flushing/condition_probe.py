@@ -58,8 +58,8 @@ def is_due(known: Conditions, now: float) -> bool:
     return not 0 <= now - known.learned_at < again_seconds
 
 
-class _Away(Exception):
-    """The origin is not working."""
+class _Away(OriginUnreachable):
+    """The origin does not do its work, or something else answers in its stead."""
 
 
 class Probe:
@@ -94,7 +94,7 @@ class Probe:
                 return await self._probe(now)
             finally:
                 await self.clear()
-        except (OriginUnreachable, OriginBodyError, _Away):
+        except (OriginUnreachable, OriginBodyError):
             return None
 
     async def clear(self) -> None:
@@ -184,15 +184,18 @@ class Probe:
             raise
         async with response:
             answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-        if response.status >= 500 and response.status != 501:
-            raise _Away(f"HTTP {response.status}")
+        status, code = response.status, error_code_of(answer)
+        made = response.headers.get("etag") if method == "PUT" else text_of(answer, "ETag")
+        is_deleted = status == 204 or (status == 200 and method == "DELETE" and not answer)
+        is_told = code or made or is_deleted or status in (412, 501) or text_of(answer, "UploadId")
+        if not is_told or (status >= 500 and status != 501):
+            raise _Away(f"HTTP {status}")
         version_id = response.headers.get("x-amz-version-id", "null")
         if version_id != "null" and not any(name == "versionId" for name, _ in query):
             self._version_ids.append(version_id)
-        if response.status == 200 and error_code_of(answer) is None:
-            made = response.headers.get("etag") if method == "PUT" and not query else text_of(answer, "ETag")
+        if status == 200 and code is None and not (method == "PUT" and query):  # that would be a part's
             self._etag = made or self._etag
-        return response.status, answer
+        return status, answer
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:

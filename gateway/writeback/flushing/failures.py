@@ -43,9 +43,7 @@ def is_for_good(status: int, code: str) -> bool:
     from a proxy on the way."""
     if code == "NoSuchBucket":
         return True
-    if code in _MAY_PASS or code.startswith("KMS.") or (code.startswith("HTTP ") and status not in (405, 501)):
-        return False
-    return status in _FINAL_STATUSES
+    return status in _FINAL_STATUSES and code not in _MAY_PASS and not code.startswith("KMS.")
 
 
 def kind_of_error(error: Exception) -> FailureKind:

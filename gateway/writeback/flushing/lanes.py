@@ -124,7 +124,7 @@ class Lane:
             await places.enter_async_context(self._parts.place(is_hurried))
             yield
 
-    def hurry_parts(self) -> None:
+    def prioritise_parts(self) -> None:
         """Give places anew: a request has begun to wait for an object whose parts may be queued."""
         self._retried_parts.give()
         self._parts.give()
@@ -173,7 +173,7 @@ class Lane:
         if is_done and most is not None and places - 1 <= fare.active(now) <= places:
             fare.places = min(most, fare.places + 0.5)
 
-    def unanswered(self, priority: Priority, write_id: int, now: float, dice: random.Random) -> None:
+    def unanswered(self, priority: Priority, write_id: int, now: float, rng: random.Random) -> None:
         """Note a request that the origin has not carried out."""
         fare = self._fares[priority]
         self._failures += 1
@@ -188,7 +188,7 @@ class Lane:
             if not more:
                 fare.away_since = self._asked_at = now
             pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_AWAY_SECONDS * 2.0 ** min(more, 10))
-            fare.pause_seconds = pause_seconds * dice.uniform(0.5, 1.0)
+            fare.pause_seconds = pause_seconds * rng.uniform(0.5, 1.0)
 
 
 class PartPlaces:

@@ -20,11 +20,12 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.s3.xml import error_code_of, text_of
+from gateway.origin.client import Origin, OriginRequest, Purpose
+from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
-from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.requests import failure_of, head_of
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
 
@@ -61,7 +62,7 @@ LONG_BYTES = 1024**2
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
-Answer: TypeAlias = bool | Refused | Lost
+Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
 
 
@@ -83,7 +84,7 @@ class Presence:
         ignored: Callable[[str], bool],
         *,
         is_first: bool,
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
         began = clock.monotonic()
         while True:
@@ -109,7 +110,7 @@ class Presence:
 
     async def _ask(
         self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
-    ) -> Refused | Lost | None:
+    ) -> WriteRefused | Lost | None:
         """Ask about files, `at_once` a time, until none of a batch is there. Return why the origin does not say."""
         for first in range(0, len(asked), at_once or 1):
             answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
@@ -151,8 +152,8 @@ async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: 
         if name.endswith("/"):
             return await _has_any(origin, bucket, name[:-1], slot, purpose)
         request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
-        async with await origin.send(request) as response:
-            return response.status == 200 if response.status in (200, 404) else await _failure(response)
+        found = await head_of(origin, request, believes_404=True)
+        return found if isinstance(found, WriteRefused | Lost) else found is not None
     except (OriginUnreachable, OriginBodyError, OSError) as error:
         return Lost(str(error), kind_of_error(error))
 
@@ -162,16 +163,9 @@ async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpo
     query = [("list-type", "2"), ("prefix", beginning), ("max-keys", "1")]
     async with await origin.send(OriginRequest("GET", bucket, None, query, purpose=purpose, slot=slot)) as response:
         if response.status != 200:
-            return await _failure(response)
+            return await failure_of(response)
         listed = text_of(await response.read(_ANSWER_BYTES_MAX), "Key")
     return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
-
-
-async def _failure(response: OriginResponse) -> Refused | Lost:
-    document = await response.read(_ANSWER_BYTES_MAX)
-    code = error_code_of(document) or f"HTTP {response.status}"
-    kind = kind_of_answer(response.status, code, document)
-    return Lost(code, kind) if response.status >= 500 or response.status == 429 else Refused(code, kind)
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:
@@ -213,7 +207,7 @@ class ManifestFiles:
 
     async def look(
         self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
-    ) -> LookedFor | Refused | Lost:
+    ) -> LookedFor | WriteRefused | Lost:
         """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()

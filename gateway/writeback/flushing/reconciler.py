@@ -44,7 +44,6 @@ from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
     Abort,
     Aborted,
-    Answer,
     AwaitFiles,
     Begin,
     Begun,
@@ -65,10 +64,10 @@ from gateway.writeback.flushing.state import (
     Lost,
     MarkConflict,
     Note,
+    OriginReply,
     PartSent,
     ProbeAgain,
     Progress,
-    Refused,
     Request,
     Rest,
     Seek,
@@ -77,6 +76,7 @@ from gateway.writeback.flushing.state import (
     StartOver,
     Unmark,
     Wait,
+    WriteRefused,
 )
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import (
@@ -221,16 +221,16 @@ class Attempts:
 class Reconciler:
     """The reconciler of one buffer."""
 
-    def __init__(self, tools: FlushDependencies, dice: random.Random | None = None) -> None:
-        self._tools = tools
-        self._journal = tools.journal
-        self._clock = tools.clock
-        self._dice = dice or random.Random()
+    def __init__(self, dependencies: FlushDependencies, rng: random.Random | None = None) -> None:
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._clock = dependencies.clock
+        self._dice = rng or random.Random()
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runs: dict[int, _Run] = {}
-        self._notifier = ChangeNotifier(tools.journal.pending_keys.version, tools.clock)
-        self._gc = JournalGC(tools.journal, tools.clock)
+        self._notifier = ChangeNotifier(dependencies.journal.pending_keys.version, dependencies.clock)
+        self._gc = JournalGC(dependencies.journal, dependencies.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0
         self._is_ahead = False
@@ -245,15 +245,15 @@ class Reconciler:
         for run in self._runs.values():
             if prefix.covers(*run.write.key):
                 run.is_awaited = True
-                run.hurry_parts()
+                run.prioritise_parts()
         self._notifier.notify()
 
     def scratch_slots(self) -> frozenset[str]:
-        return frozenset(name for name, one in self._tools.slots.items() if one.is_scratch)
+        return frozenset(name for name, one in self._dependencies.slots.items() if one.is_scratch)
 
     @property
     def requests(self) -> Requests:
-        return self._tools.requests
+        return self._dependencies.requests
 
     def attempts(self, prefix: Prefix) -> Attempts:
         now = self._clock.monotonic()
@@ -265,9 +265,9 @@ class Reconciler:
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
         """Return the manifests that wait for files, among the covered keys: ids of their writes → numbers of missing
         files."""
-        found = self._tools.manifests.waiting(covers)
+        found = self._dependencies.manifests.waiting(covers)
         living = self._journal.read(lambda tx: tx.living(list(found))) if found else set()
-        self._tools.manifests.forget(found.keys() - living)
+        self._dependencies.manifests.forget(found.keys() - living)
         return {one: missing for one, missing in found.items() if one in living}
 
     async def run(self) -> None:
@@ -293,7 +293,7 @@ class Reconciler:
             self._cut_off(tx)
             for write_id in tx.urgent(list(self._runs)):
                 self._runs[write_id].is_urgent = True
-                self._runs[write_id].hurry_parts()
+                self._runs[write_id].prioritise_parts()
         lanes = tx.lanes()
         self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
         for name, first_due_at in lanes.items():
@@ -364,7 +364,7 @@ class Reconciler:
         except BufferDamaged as error:
             await self._quarantine(slot, due, str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
-            self._tools.observer.not_looked_after(str(due.key), slot, repr(error))
+            self._dependencies.observer.not_looked_after(str(due.key), slot, repr(error))
             await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
         finally:
             lane.end(priority, due.id)
@@ -379,12 +379,12 @@ class Reconciler:
             return None
         write, turn = found
         conditions = await self._conditions(write)
-        order = self._tools.slot(slot)
+        order = self._dependencies.slot(slot)
         names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
         is_room_wanted = write.state is State.OPEN and turn.priority is Priority.URGENT
         progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch, is_room_wanted)
-        run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
+        run = self._runs[due.id] = _Run(self._dependencies, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_hurried)  # this task's own
         return await run.run()
 
@@ -392,7 +392,7 @@ class Reconciler:
         with suppress(BufferUnavailable):
             if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with the write
                 await self._journal.change(lambda tx: tx.quarantine(due.id, reason))
-                self._tools.observer.damaged(due.id, str(due.key), slot, reason)
+                self._dependencies.observer.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
 
@@ -420,14 +420,14 @@ class Reconciler:
     async def _probe(self, write: Write, capabilities: BucketCapabilities) -> Conditions:
         slot, bucket = write.spec.slot, write.key.bucket
         node, _ = self._journal.read(lambda tx: tx.node())
-        key = probe_key(bucket, self._tools.slot(slot).key_prefix, node)
-        if key in self._tools.probed:
+        key = probe_key(bucket, self._dependencies.slot(slot).key_prefix, node)
+        if key in self._dependencies.probed:
             return capabilities.conditions  # the remains of a probe are just being removed
-        self._tools.probed.add(key)
+        self._dependencies.probed.add(key)
         try:
             found = await self._probed(key, slot)
         finally:
-            self._tools.probed.discard(key)
+            self._dependencies.probed.discard(key)
         if found is None:
             return capabilities.conditions
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set meanwhile
@@ -446,7 +446,7 @@ class Reconciler:
         rows = self._journal.read(lambda tx: tx.asked(key))
         asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
         row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.ask(key, slot, asked))
-        found, probe = None, Probe(self._tools.requests.origin, key, slot)
+        found, probe = None, Probe(self._dependencies.requests.origin, key, slot)
         try:
             found = await probe.run(self._clock.now())
         finally:
@@ -469,22 +469,22 @@ class _Run:
 
     def __init__(
         self,
-        tools: FlushDependencies,
+        dependencies: FlushDependencies,
         lane: Lane,
-        dice: random.Random,
+        rng: random.Random,
         progress: Progress,
         turn: Turn,
         notifier: ChangeNotifier,
     ) -> None:
-        self._tools = tools
-        self._journal = tools.journal
-        self._requests = tools.requests
-        self._clock = tools.clock
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._requests = dependencies.requests
+        self._clock = dependencies.clock
         self._lane = lane
-        self._dice = dice
+        self._dice = rng
         self._progress = progress
         self._id = progress.write.id
-        self.began = tools.clock.monotonic()
+        self.began = dependencies.clock.monotonic()
         self._turn = turn
         self._notifier = notifier
         self._events: asyncio.Queue[asyncio.Task[Event]] = asyncio.Queue()
@@ -505,8 +505,8 @@ class _Run:
     def is_hurried(self) -> bool:
         return self.is_awaited or self.is_urgent
 
-    def hurry_parts(self) -> None:
-        self._lane.hurry_parts()
+    def prioritise_parts(self) -> None:
+        self._lane.prioritise_parts()
 
     async def run(self) -> End | None:
         """Carry the write on; return the last instruction. BufferDamaged, BufferUnavailable, Superseded."""
@@ -529,7 +529,7 @@ class _Run:
             match one:
                 case Learn() | ProbeAgain() | Unmark() | StartOver():
                     await self._note(one)
-                case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
+                case Settle() | MarkConflict() | Completed() | OriginReply() | Expire() | Forget() | Rest() | Wait():
                     end = one
                 case AwaitFiles():
                     end = one
@@ -572,8 +572,10 @@ class _Run:
             case Find():
                 return await self._requests.find(write)
             case LookForFiles():
-                manifests = self._tools.manifests
-                return await manifests.look(write, self._requests, self._journal, self._clock, self._tools.observer)
+                manifests = self._dependencies.manifests
+                return await manifests.look(
+                    write, self._requests, self._journal, self._clock, self._dependencies.observer
+                )
             case Seek():
                 return await self._seek(write)
             case Abort():
@@ -583,7 +585,7 @@ class _Run:
         async with in_doubt(self._journal, write.key, write.spec.slot, self._clock) as question:
             found = await self._requests.begin(write)
             if not isinstance(found, str):
-                question.is_refused = isinstance(found, Refused)
+                question.is_refused = isinstance(found, WriteRefused)
                 return found
             begun = await self._journal.change(lambda tx: tx.begun(write.id, found, question.id))
             question.is_over = True
@@ -606,9 +608,9 @@ class _Run:
         now = await self._journal.change(lambda tx: tx.part_sent(write.id, part))
         if now is None or now.origin_upload_id != send.origin_upload_id:
             raise Superseded
-        if self._turn.attempts:
+        if self._turn.attempts and not write.restarts:  # else it is not the first time that the part gets there
             self._turn = replace(self._turn, attempts=0, failing_since=None)
-            self._tools.observer.goes_on(write)
+            self._dependencies.observer.goes_on(write)
         return replace(event, state=now.state)
 
     async def _when_marked(self, write: Write, send: Callable[[], Awaitable[Event]]) -> Event:
@@ -625,7 +627,7 @@ class _Run:
         if is_probe_key(write.key, node):
             return await self._clear(write)
         listed = await self._requests.open_uploads(write.key)
-        if isinstance(listed, Refused | Lost):
+        if isinstance(listed, WriteRefused | Lost):
             return listed
         now = Moment.of(self._clock)
         unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
@@ -641,13 +643,13 @@ class _Run:
         raise Superseded
 
     async def _clear(self, write: Write) -> Event:
-        if write.key in self._tools.probed:
+        if write.key in self._dependencies.probed:
             return Lost("the bucket is just being probed")
-        self._tools.probed.add(write.key)
+        self._dependencies.probed.add(write.key)
         try:
             await Probe(self._requests.origin, write.key, write.spec.slot).clear()
             listed = await self._requests.open_uploads(write.key)
-            if isinstance(listed, Refused | Lost):
+            if isinstance(listed, WriteRefused | Lost):
                 return listed
             for one in listed.uploads:
                 aborted = await self._requests.abort(replace(write, origin_upload_id=one.upload_id))
@@ -656,7 +658,7 @@ class _Run:
         except (OriginUnreachable, OriginBodyError) as error:
             return Lost(str(error), kind_of_error(error))
         finally:
-            self._tools.probed.discard(write.key)
+            self._dependencies.probed.discard(write.key)
         return Aborted()
 
     # Notes
@@ -674,6 +676,8 @@ class _Run:
                 self._is_marked = False
                 await self._journal.change(lambda tx: tx.change(unmarked, State.PUBLISHING))
             case StartOver():
+                await self._stop()
+                self._events = asyncio.Queue()  # what has become of its other parts is of no use
                 await self._journal.change(lambda tx: tx.start_over(write.id, now))
 
     # The end, for now
@@ -685,17 +689,17 @@ class _Run:
                 await self._settle(write, end)
             case MarkConflict():
                 if await self._journal.change(lambda tx: tx.keep(self._id, end.reason)):
-                    self._tools.observer.conflict(write, end.reason)
+                    self._dependencies.observer.conflict(write, end.reason)
             case Completed():
-                await self._tools.publication.publish(write, end.etag)
+                await self._dependencies.publication.publish(write, end.etag)
                 await self._journal.change(lambda tx: _completed(tx, write, end, Moment.of(self._clock)))
-            case Answer():
+            case OriginReply():
                 await self._journal.change(lambda tx: _answer(tx, write, end))
                 if not end.is_over:
                     await self._rest(5.0)
             case Expire():
                 if await self._journal.change(lambda tx: tx.abort(write.upload_id or "", now)):
-                    self._tools.observer.expired(write, end.reason)
+                    self._dependencies.observer.expired(write, end.reason)
             case Forget():
                 if end.reason is not None:
                     _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
@@ -708,11 +712,11 @@ class _Run:
                 await self._await_files(write, end)
 
     async def _settle(self, write: Write, settle: Settle) -> None:
-        self._tools.manifests.settled(write.id)
-        await self._tools.publication.publish(write, settle.etag)
+        self._dependencies.manifests.settled(write.id)
+        await self._dependencies.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
-        self._tools.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
+        self._dependencies.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()
@@ -727,7 +731,7 @@ class _Run:
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
         """Wait without a failure: `attempts` stays 0, so that operators see no alarm."""
         longest = AWAITED_PAUSE_SECONDS if self.is_hurried else math.inf
-        pause_seconds = self._tools.manifests.awaits(write, wait.reason, self._tools.observer)
+        pause_seconds = self._dependencies.manifests.awaits(write, wait.reason, self._dependencies.observer)
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(self._clock.now() + pause_seconds, last_error=wait.reason, priority=priority)
@@ -747,7 +751,7 @@ class _Run:
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
         await self._journal.change(lambda tx: _failed(tx, write, wait, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
-        self._tools.observer.failing(write, failures, wait.reason, wait.kind)
+        self._dependencies.observer.failing(write, failures, wait.reason, wait.kind)
 
 
 def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
@@ -789,7 +793,7 @@ def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: 
         tx.completed(write.id, completed.etag, now)
 
 
-def _answer(tx: JournalTransaction, write: Write, answer: Answer) -> None:
+def _answer(tx: JournalTransaction, write: Write, answer: OriginReply) -> None:
     if _is_asked_for(tx, write):
         tx.answer(write.id, answer.code, is_over=answer.is_over)
 

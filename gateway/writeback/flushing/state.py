@@ -56,6 +56,9 @@ UNUSED_SECONDS = 12 * 3600.0
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """Seconds for which an upload is sought in a bucket that does not let its uploads be listed."""
 
+RESTARTS_MAX = 3
+"""Times that an upload is begun anew soon; a bucket that has no use for it after that has refused it for good."""
+
 Kind = Literal["put", "complete", "delete"]
 
 # Events
@@ -102,7 +105,7 @@ class PartFailed:
     reason: str
     code: str | None = None
     kind: FailureKind = "other"
-    refusal: Refused | None = field(default=None, compare=False)
+    refusal: WriteRefused | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundObject:
     """The result of a look for the origin's upload: it is open there, and has parts."""
 
     is_open: bool
@@ -142,7 +145,7 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WriteRefused:
     """The origin answered that it has not carried out the request; `code` is S3's, `words` are its own. `is_final`: it
     will not do so the next time either."""
 
@@ -161,7 +164,17 @@ class Lost:
 
 
 Event: TypeAlias = (
-    Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | LookedFor | Aborted | Refused | Lost
+    Headed
+    | Begun
+    | PartSent
+    | PartFailed
+    | Finished
+    | Compared
+    | FoundObject
+    | LookedFor
+    | Aborted
+    | WriteRefused
+    | Lost
 )
 
 # Instructions: requests to the origin, each with one event
@@ -291,7 +304,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OriginReply:
     """The answer for the client that waits for a Complete; `is_over`: the origin has certainly not carried it out."""
 
     code: str
@@ -344,7 +357,7 @@ class AwaitFiles:
 
 Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | LookForFiles | Seek | Abort
 Note: TypeAlias = Learn | ProbeAgain | Unmark | StartOver
-End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait | AwaitFiles
+End: TypeAlias = Settle | MarkConflict | Completed | OriginReply | Expire | Forget | Rest | Wait | AwaitFiles
 Instruction: TypeAlias = Request | Note | End
 
 
@@ -381,7 +394,7 @@ _DOES_NOT_HOLD = frozenset({"PreconditionFailed", "ConditionalRequestConflict", 
 _NOT_IMPLEMENTED = frozenset({"NotImplemented", "MethodNotAllowed"})
 
 OTHERS = "others have changed the object at the origin"
-LOST = "the origin has answered that it has the object, and has none"
+UNTOLD = "the origin has answered without an ETag, and has what it had before"
 DIFFERENT = "what the origin has is not what was sent"
 
 
@@ -415,7 +428,7 @@ class Progress:
     _refused_with: str | None = None
     """The origin's code for a condition that does not hold."""
 
-    _refusal: Refused | None = None
+    _refusal: WriteRefused | None = None
     """The origin's last refusal."""
 
     _has_resent: bool = False
@@ -460,13 +473,13 @@ class Progress:
                 return self._finished(event)
             case Compared() if self._step is _Step.COMPARE:
                 return self._compared(event)
-            case Found() if self._step is _Step.FIND:
+            case FoundObject() if self._step is _Step.FIND:
                 return self._upload_found(event)
             case LookedFor() if self._step is _Step.FILES:
                 return self._looked_for(event)
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
-            case Refused() if self._step is not _Step.END:
+            case WriteRefused() if self._step is not _Step.END:
                 self._refusal = event
                 return self._refused(event.code, event.kind)
             case Lost() if self._step is not _Step.END:
@@ -602,7 +615,7 @@ class Progress:
         look_seconds = UPLOAD_LOOK_SECONDS - (0.0 if looked_at else idle_seconds)
         return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
 
-    def _upload_found(self, found: Found) -> Sequence[Instruction]:
+    def _upload_found(self, found: FoundObject) -> Sequence[Instruction]:
         write = self.write
         if write.state is State.ABORTING:
             if found.has_parts:
@@ -614,7 +627,7 @@ class Progress:
             return self._ask(_Step.VERIFY, Head())
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
-            return self._end(Answer(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
+            return self._end(OriginReply(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
         return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
@@ -663,14 +676,10 @@ class Progress:
             return self._ask(_Step.VERIFY, Head())
         if write.is_etag_local:  # no ETag to compare: Content-MD5 has vouched for the bytes
             return self._end(Settle(event.etag))
-        return self._has_made(event.etag)
-
-    def _has_made(self, etag: str) -> Sequence[Instruction]:
-        """Decide about the version that the origin says it has made: if its ETag is not ours, compare the bytes."""
-        if unquote(etag) == unquote(self.write.etag):
-            return self._end(Settle(etag))
-        self._made = self._found = etag
-        return self._ask(_Step.COMPARE, Compare(etag))
+        if self._is_ours(event.etag):
+            return self._end(Settle(event.etag))
+        self._made = self._found = event.etag
+        return self._ask(_Step.COMPARE, Compare(event.etag))
 
     def _verified(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -681,14 +690,14 @@ class Progress:
                 self._found = found.etag
                 return self._ask(_Step.COMPARE, Compare(found.etag))
             return self._not_completed()
-        if found.etag is None:
-            return self._end(MarkConflict(LOST))
-        return self._has_made(found.etag)
+        if self._is_expected(found):
+            return self._end(Wait(UNTOLD, is_away=True, kind="origin-error"))
+        return self._found_unexpected(found)
 
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:
-            return self._end(Answer("ServiceUnavailable", is_over=False))
-        return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+            return self._end(OriginReply("ServiceUnavailable", is_over=False))
+        return [StartOver(), *self._end(OriginReply("NoSuchUpload", is_over=True))]
 
     def _compared(self, event: Compared) -> Sequence[Instruction]:
         if self.write.is_completed_at_origin:
@@ -711,7 +720,7 @@ class Progress:
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
         if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
-            return self._upload_found(Found(True))  # the result decides nothing that is not known otherwise
+            return self._upload_found(FoundObject(True))  # the result decides nothing that is not known otherwise
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
             self._has_left_out = True
@@ -733,7 +742,7 @@ class Progress:
         if code in _DOES_NOT_HOLD:
             self._refused_with = code
             return self._ask(_Step.FIND, Find())  # if it is still open, it was not completed before
-        return self._end(Answer(code, is_over=True))
+        return self._end(OriginReply(code, is_over=True))
 
     def _perhaps_ours(self) -> Sequence[Instruction]:
         """Decide about an upload from a request whose answer was lost: if it is ours, no part was ever sent to it."""
@@ -760,7 +769,7 @@ class Progress:
                 self._is_lost = True
                 return self._ask(_Step.VERIFY, Head())
         if self._step is _Step.VERIFY and self.write.is_completed_at_origin and not self._was_asked():
-            return self._end(Answer("ServiceUnavailable", is_over=False))
+            return self._end(OriginReply("ServiceUnavailable", is_over=False))
         return self._failed(reason, None, kind)
 
     def _failed(self, reason: str, code: str | None, kind: FailureKind) -> Sequence[Instruction]:
@@ -768,23 +777,27 @@ class Progress:
         if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
             if code == "NoSuchUpload":
                 return self._ask(_Step.VERIFY, Head())
-            return self._end(Answer(code or "ServiceUnavailable", is_over=True))
+            return self._end(OriginReply(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
-        if step is _Step.FINISH and code == "PreconditionFailed":  # the second time, though the key is as expected
+        refusal = self._refusal if code is not None else None
+        is_final = refusal is not None and refusal.is_final and code not in _UPLOAD_OF_NO_USE
+        if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
+            is_final = write.restarts >= RESTARTS_MAX
+            kind = kind if is_final else "changed"
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
-        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+        if not is_final or not write.is_acknowledged:
             return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
-        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
-        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
+        if refusal is not None and refusal.words:
+            reason = f"{code}: {refusal.words}"
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

@@ -197,7 +197,7 @@ class Journal:
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
 
-    def take_over(self, now: Moment) -> None:
+    def inherit(self, now: Moment) -> None:
         """Take over a worker slot from a dead process: its requests to the origin are in doubt. Blocks.
 
         Also remove files that any process had no time to remove.

@@ -688,7 +688,7 @@ class JournalTransaction(JournalView):
         if write is None:
             return
         self._drop_origin_upload(write, now)
-        self._update(replace(write, origin_upload_id=None))
+        self._update(replace(write, origin_upload_id=None, restarts=write.restarts + 1))
         self._send_again(write_id)
 
     def _send_again(self, write_id: int) -> None:

@@ -60,8 +60,8 @@ async def epoch(cache: BlockCache, versions: Sequence[ObjectVersion], seed: int,
 class Team:
     """Processes that read epochs together."""
 
-    def __init__(self, directory: Path, workers: int, capacity_bytes: int, packed_bytes_max: int) -> None:
-        numbers = [(worker, workers, capacity_bytes, packed_bytes_max) for worker in range(workers)]
+    def __init__(self, directory: Path, workers: int, capacity_bytes: int, small_object_bytes_max: int) -> None:
+        numbers = [(worker, workers, capacity_bytes, small_object_bytes_max) for worker in range(workers)]
         self._processes = [
             PreparedProcess(
                 ["tests.support.epoch_worker", directory, *one], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -87,13 +87,13 @@ class Team:
         return [process.stdout.readline().strip() for process in self._processes if process.stdout is not None]
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
-def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
+def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, small_object_bytes_max: int) -> None:
     """Two processes, one index: from the second epoch on, and by the third for another data set; a restart between."""
     count = 256
     found = []
     for name in ("a", "b"):
-        team = Team(tmp_path / "c", 2, count // 2 * FILE, packed_bytes_max)
+        team = Team(tmp_path / "c", 2, count // 2 * FILE, small_object_bytes_max)
         found += [team.epoch(name, count, seed) for seed in range(3)]
         team.close()
     assert min(found[1], found[2], found[5]) >= 0.48, found
@@ -111,7 +111,7 @@ def test_epochs_hit_by_half_however_seldom_uses_are_flushed(tmp_path: Path) -> N
             capacity_bytes=100 * FILE,
             block_size_bytes=SMALL,
             slots=slots("epoch"),
-            packed_bytes_max=0,
+            small_object_bytes_max=0,
         ) as cache:
             for name in ("a", "b"):
                 versions = [stored(origin, f"{name}{n}", SMALL) for n in range(200)]
@@ -211,9 +211,9 @@ def test_objects_larger_than_the_slot_keeps_are_served_and_not_kept(tmp_path: Pa
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, SMALL])
+@pytest.mark.parametrize("small_object_bytes_max", [0, SMALL])
 def test_no_more_is_written_in_a_day_than_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_bytes_max: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_object_bytes_max: int
 ) -> None:
     """By all processes together, across a restart; then everything is served and nothing kept, until midnight UTC."""
     monkeypatch.setattr(WrittenBytes, "since", lambda *_: 0)  # test_index_size.py counts what the index takes
@@ -225,7 +225,7 @@ def test_no_more_is_written_in_a_day_than_may_be(
         more: dict[str, Any] = {
             "block_size_bytes": SMALL,
             "daily_writes_bytes": 10 * FILE,
-            "packed_bytes_max": packed_bytes_max,
+            "small_object_bytes_max": small_object_bytes_max,
         }
         for worker in range(2):
             async with open_cache(
@@ -299,7 +299,7 @@ def test_the_books_of_the_queues_are_exact_after_everything(tmp_path: Path) -> N
         sizes = [generator.choice((3000, SMALL, 3 * SMALL + 5)) for _ in range(60)]
         versions = [stored(origin, f"k{n}", size) for n, size in enumerate(sizes)]
         async with open_cache(
-            tmp_path / "c", origin, capacity_bytes=2 * MIB, block_size_bytes=SMALL, packed_bytes_max=8 * KIB
+            tmp_path / "c", origin, capacity_bytes=2 * MIB, block_size_bytes=SMALL, small_object_bytes_max=8 * KIB
         ) as cache:
             for _ in range(300):
                 version = generator.choice(versions)

@@ -177,8 +177,8 @@ def test_slots_change_while_the_cache_is_open(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin, slots=now) as cache:
 
             async def change(*slots: Slot) -> None:
-                now.follow(slots)
-                await cache.follow(64 * BLOCK)
+                now.apply_settings(slots)
+                await cache.apply_settings(64 * BLOCK)
                 await cache.move_between_slots()
 
             await read_in(cache, "default", *objects(origin, "a", 20))
@@ -202,12 +202,12 @@ def test_no_fill_waits_for_all_that_a_lowered_capacity_evicts(tmp_path: Path) ->
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin, slots=Slots()) as cache:
             await read_in(cache, "default", *objects(origin, "a", 40))
-            await cache.follow(10 * FILE)
+            await cache.apply_settings(10 * FILE)
             await read_in(cache, "default", *objects(origin, "b", 3))
             assert blocks_of(cache) == {"default": 37}, "each that comes lets two go"
             await cache.move_between_slots()
             assert blocks_of(cache) == {"default": 10}
-            await cache.follow(20 * FILE)
+            await cache.apply_settings(20 * FILE)
             await read_in(cache, "default", *objects(origin, "c", 30))
             assert blocks_of(cache) == {"default": 20}
 
@@ -223,8 +223,8 @@ def test_what_is_fetched_while_slots_change_goes_to_the_account_of_now(tmp_path:
             await read_in(cache, "default", *objects(origin, "a", 3))
             late = stored(origin, "a/late", BLOCK)
             reader = await cache.open_range(late, whole(late), slot="default")
-            now.follow([Slot("a", Prefix.parse("s3://train/a/"))])
-            await cache.follow(64 * BLOCK)
+            now.apply_settings([Slot("a", Prefix.parse("s3://train/a/"))])
+            await cache.apply_settings(64 * BLOCK)
             moving = asyncio.create_task(cache.move_between_slots())
             await asyncio.sleep(0)
             await take(reader)

@@ -97,7 +97,9 @@ def test_small_objects_too_arrive_while_the_disk_takes_none(tmp_path: Path, monk
     async def scenario() -> None:
         origin, observer, clock = make_origin(), CountingObserver(), TestClock()
         versions = [stored(origin, f"k{n}", 10_000 + n, seed=n) for n in range(40)]
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock, packed_bytes_max=MIB) as cache:
+        async with open_cache(
+            tmp_path / "c", origin, observer=observer, clock=clock, small_object_bytes_max=MIB
+        ) as cache:
             for version in versions[:10]:
                 await read(cache, version)
             await cache.settle()

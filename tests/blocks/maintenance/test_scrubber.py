@@ -121,7 +121,7 @@ def test_one_bad_object_of_many_packed_ones_goes_alone(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, packed_bytes_max=MIB) as cache:
+        async with open_cache(tmp_path / "c", origin, observer=observer, small_object_bytes_max=MIB) as cache:
             versions = [stored(origin, f"k{n}", 50_000 + n, seed=n) for n in range(20)]
             for version in versions:
                 await read(cache, version)

@@ -50,14 +50,16 @@ def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])
-def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, BLOCK])
+def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, small_object_bytes_max: int) -> None:
     """All of a block and any part of it, counted as hits when they are let go of; the file is closed then."""
 
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
         version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, observer=observer) as cache:
+        async with open_cache(
+            tmp_path / "c", origin, small_object_bytes_max=small_object_bytes_max, observer=observer
+        ) as cache:
             await warm_up(cache, version)
             open_before, hits = open_descriptors(), observer.hits
             for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):

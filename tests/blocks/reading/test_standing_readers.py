@@ -35,7 +35,7 @@ from tests.support.blocks import (
 )
 from tests.support.memory_origin import MemoryOrigin
 
-SMALL: dict[str, Any] = {"packed_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
+SMALL: dict[str, Any] = {"small_object_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
 TAKEN = 90 * KIB
 """What a client takes before it stands still; not a whole number of chunks."""
 
@@ -59,7 +59,7 @@ class Standing:
         piece.content.release()
         return cls(reader, body, begin)
 
-    async def go_on(self) -> bytes:
+    async def resume(self) -> bytes:
         """The client takes the rest; all that it got."""
         async with aclosing(self._body) as body:
             rest = []
@@ -97,7 +97,7 @@ def test_they_hold_no_memory(tmp_path: Path) -> None:
             finally:
                 tracemalloc.stop()
             for one, version in zip(standing, versions, strict=True):
-                assert await one.go_on() == content_of(origin, version)
+                assert await one.resume() == content_of(origin, version)
 
     asyncio.run(scenario())
 
@@ -110,7 +110,7 @@ def test_they_go_on_where_the_block_lies_as_if_nothing_had_happened(tmp_path: Pa
         async with open_cache(tmp_path / "c", origin, observer=observer, **SMALL) as cache:
             [(one, expected)] = await landed(cache, origin, 1)
             noted = cache._dependencies.accesses.take(10)
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert one.spans
             assert (observer.hits, observer.misses, origin.count()) == (0, len(expected), 1)
             assert [*noted, *cache._dependencies.accesses.take(10)] == []
@@ -133,7 +133,7 @@ def test_whatever_becomes_of_the_block_they_end_it(tmp_path: Path, fate: str) ->
             else:
                 for path in block_files(tmp_path / "c"):
                     path.unlink()
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert origin.count() == 1
 
     asyncio.run(scenario())
@@ -151,7 +151,7 @@ def test_what_the_disk_made_of_it_is_not_believed(tmp_path: Path) -> None:
                 file.seek(700 * KIB)
                 file.write(b"\0" * 64)
             drop_page_cache(path)
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert (observer.damaged_blocks, origin.count()) == (1, 2)
 
     asyncio.run(scenario())
@@ -169,7 +169,7 @@ def test_they_stay_in_memory_where_the_disk_takes_nothing(tmp_path: Path, monkey
             monkeypatch.setattr(os, "pwritev", full)
             [(one, expected)] = await landed(cache, origin, 1)
             assert observer.not_kept_blocks == 1
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert (one.spans, origin.count()) == (0, 1)
 
     asyncio.run(scenario())
@@ -189,7 +189,7 @@ def test_they_stay_in_memory_where_the_file_cannot_be_opened(tmp_path: Path, mon
                 patch.setattr(cache._dependencies.directory.store, "open_published", refuse)
                 [(one, expected)] = await landed(cache, origin, 1)
             assert (observer.fills, cache.usage().blocks) == (1, 1)
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert (one.spans, origin.count()) == (0, 1)
 
     asyncio.run(scenario())
@@ -205,7 +205,7 @@ def test_whoever_comes_while_the_block_lands_gets_it_too(tmp_path: Path) -> None
             early = await Standing.of(cache, version)
             late = await cache.open_range(version, whole(version))
             await cache.settle()
-            assert await early.go_on() == content_of(origin, version)
+            assert await early.resume() == content_of(origin, version)
             async with aclosing(late.body()) as body:
                 assert b"".join([bytes_of(piece) async for piece in body]) == content_of(origin, version)
             assert origin.count() == 1

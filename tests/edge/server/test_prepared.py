@@ -39,7 +39,7 @@ from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedKey, PreparedRequests
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
@@ -795,11 +795,11 @@ def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
 def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system does not tell what stays in memory, bytes are read for the whole way, and not twice."""
     monkeypatch.setattr(page_cache, "is_supported", lambda _directory: False)
-    asked: list[Question] = []
+    asked: list[PreparedKey] = []
     ask = PreparedRequests.ask
 
     async def counted(
-        kept: PreparedRequests, question: Question, began: float, client: Client | None
+        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
     ) -> PreparedAnswer | Told:
         asked.append(question)
         return await ask(kept, question, began, client)
@@ -1018,7 +1018,7 @@ def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
     ask, found = PreparedRequests.ask, []
 
     async def asked_later(
-        kept: PreparedRequests, question: Question, began: float, client: Client | None
+        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
     ) -> PreparedAnswer | Told:
         TRACE.set(cast(RequestSpan, "of a request before"))
         return await ask(kept, question, began, client)

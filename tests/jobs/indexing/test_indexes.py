@@ -16,7 +16,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
@@ -40,7 +40,7 @@ from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreacha
 Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)
 EVERY_50_SECONDS = IndexPlan("data", 50.0, listers=4)
-FRESH = Bound(100.0, 100.0)
+FRESH = KeyBound(100.0, 100.0)
 LIST = on(Operation.LIST_OBJECTS_V2)
 
 
@@ -196,7 +196,7 @@ def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         await kept.crawled()
         while kept.indexes.documents()[0]["crawls"] < 4:
-            assert kept.listed(Bound(60.0, 60.0)) is not None
+            assert kept.listed(KeyBound(60.0, 60.0)) is not None
             await asyncio.sleep(0.002)
             kept.clock.advance(0.5)
 
@@ -352,20 +352,20 @@ def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Path) ->
         fill(origin, {f"k{number:03}" for number in range(100)})
         through, plan = SmallPages(origin, 5), IndexPlan("data", 50.0, listers=1)
         async with index_bench(tmp_path, origin, through=through, plans=[plan]) as kept:
-            stuck, go_on = asyncio.Event(), asyncio.Event()
+            stuck, resume = asyncio.Event(), asyncio.Event()
             await kept.until(lambda: lists(origin) >= 10)
-            origin.inject(LIST, Hold(go_on, stuck), times=1)
+            origin.inject(LIST, Hold(resume, stuck), times=1)
             await kept.until(stuck.is_set)
             asked, before = lists(origin), shown(kept)
-            kept.slots.follow([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
-            await kept.indexes.follow([plan])
+            kept.slots.apply_settings([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
+            await kept.indexes.apply_settings([plan])
             assert shown(kept) == before
             assert lists(origin) == asked
-            await kept.indexes.follow([IndexPlan("data", 60.0, listers=1)])
+            await kept.indexes.apply_settings([IndexPlan("data", 60.0, listers=1)])
             await kept.crawled()
             assert shown(kept) == ALL_SHOWN
             assert lists(origin) - asked <= 11
-            await kept.indexes.follow([])
+            await kept.indexes.apply_settings([])
             assert kept.indexes.documents() == []
 
     asyncio.run(scenario())

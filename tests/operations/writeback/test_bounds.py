@@ -74,7 +74,7 @@ def used(client: Client) -> int:
 
 
 def test_what_does_not_fit_goes_through(tmp_path: Path, counts: Counts) -> None:
-    """`buffer_full = "through"`: absorbed while there is room, then acknowledged by the origin, then absorbed again."""
+    """`when_buffer_full = "through"`: absorbed while there is room, else by the origin, then absorbed again."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -105,7 +105,7 @@ def test_a_key_that_is_pending_is_flushed_before_its_next_write_goes_through(tmp
 
 
 def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> None:
-    """`buffer_full = "slow-down"`: 503 SlowDown, with the time after which to try again; nothing was read or stored."""
+    """`when_buffer_full = "slow-down"`: 503 SlowDown, with the time to try again; nothing was read or stored."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> Non
         assert await put(client, "k2", 40 * KIB) == "absorbed"
         assert counts.through == []
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"), bounds=counts)
 
 
 def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: Path, counts: Counts) -> None:
@@ -131,7 +131,7 @@ def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: 
         assert await put(client, "k", 101 * KIB) == "forwarded"
         assert counts.through == ["size"]
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"), bounds=counts)
 
 
 def test_who_waits_gets_the_room_that_the_flush_makes(
@@ -147,7 +147,7 @@ def test_who_waits_gets_the_room_that_the_flush_makes(
         assert answers == ["absorbed"] * 12
         assert counts.slowed == 0
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"), bounds=counts)
 
 
 def test_a_slow_body_loses_its_room_to_those_who_wait(
@@ -175,7 +175,7 @@ def test_a_slow_body_loses_its_room_to_those_who_wait(
         monkeypatch.undo()
         assert await waiting[0] == "absorbed"
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"), bounds=counts)
 
 
 def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path, counts: Counts) -> None:
@@ -225,7 +225,7 @@ def test_no_byte_is_asked_for_before_there_is_room(tmp_path: Path) -> None:
         await client.gateway.app(scope, receive, send)
         assert statuses[0] == 503
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"))
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
 @pytest.mark.parametrize("refusal", [{"Content-MD5": "MTIzNDU2Nzg5MDEyMzQ1Ng=="}, {"x-amz-checksum-crc32": "AAAAAA=="}])
@@ -259,7 +259,7 @@ def test_acknowledgements_slow_down_before_the_buffer_is_full(
 
 
 def test_beyond_the_exposure_writes_go_through(tmp_path: Path, counts: Counts) -> None:
-    """What only this node has stays below `exposure`, also with slow-down; nobody waits for it."""
+    """What only this node has stays below `max_unflushed_bytes`, also with slow-down; nobody waits for it."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -274,11 +274,11 @@ def test_beyond_the_exposure_writes_go_through(tmp_path: Path, counts: Counts) -
         await client.complete("back/m", upload_id, {1: etag})
         assert client.origin.data("bucket", "back/m") == bytes(20 * KIB)
 
-    with_client(tmp_path, scenario, slot(exposure_bytes_max=50 * KIB, buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(unflushed_bytes_max=50 * KIB, when_buffer_full="slow-down"), bounds=counts)
 
 
 def test_while_something_old_is_only_here_writes_go_through(tmp_path: Path, counts: Counts) -> None:
-    """`exposure_age`: until the flush has caught up. Uploads are begun at the origin alone then, copies too."""
+    """`max_unflushed_age`: until the flush has caught up. Uploads are begun at the origin alone then, copies too."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -293,7 +293,7 @@ def test_while_something_old_is_only_here_writes_go_through(tmp_path: Path, coun
         assert await put(client, "k3", 10) == "absorbed"
         assert set(counts.through) == {"exposure-age"}
 
-    with_client(tmp_path, scenario, slot(exposure_age_seconds_max=0.25), bounds=counts)
+    with_client(tmp_path, scenario, slot(unflushed_age_seconds_max=0.25), bounds=counts)
 
 
 async def upload(client: Client, name: str, sizes: list[int]) -> tuple[str, dict[int, str], dict[int, bytes]]:

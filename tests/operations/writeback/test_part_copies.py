@@ -222,12 +222,12 @@ def test_a_part_is_of_one_version_of_its_source(tmp_path: Path) -> None:
         outage = away(client)
         upload_id = await client.create("back/m")
         outage.times = 0
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.GET_OBJECT), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.GET_OBJECT), Hold(resume, reached))
         copying = asyncio.create_task(copied(client, upload_id, 1, "source", 503))
         await reached.wait()
         client.origin.put("bucket", "source", b"another")
-        go_on.set()
+        resume.set()
         await copying
         assert list(client.buffer.staging.names()) == []
         etag, _ = await copied(client, upload_id, 1, "source")

@@ -17,7 +17,7 @@ from gateway.writeback.admin import checkpoints as report
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES, CheckpointsReport
 from gateway.writeback.admin.writeback_admin import NoWriteback
-from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.state import STALLED_SECONDS
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.order import with_order
@@ -377,7 +377,7 @@ def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
         await save(harness, 2)
         of_checkpoint, now = checkpoint_id("bucket", "run/step-1/"), harness.buffer.clock.now()
         first = file_id(of_checkpoint, "run/step-1/__0_0.distcp")
-        harness.admin.report.reads = lambda: {of_checkpoint: {first: [Pass(1, now, now)]}}
+        harness.admin.report.reads = lambda: {of_checkpoint: {first: [ReadPass(1, now, now)]}}
         reading, other = await shown(harness)
         assert (reading["restore"]["state"], other["restore"]) == ("reading", None)
         await harness.buffer.clock.advance(60.0)

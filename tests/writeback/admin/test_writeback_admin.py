@@ -314,7 +314,8 @@ def test_an_origin_that_does_not_answer_leaves_the_conflict(tmp_path: Path) -> N
     async def scenario(harness: AdminHarness) -> None:
         await harness.conflict("k")
         for effect in (Unreachable(), Answer(403, "AccessDenied")):
-            harness.buffer.origin.inject(on(Operation.HEAD_OBJECT), effect)
+            for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):  # a refused HEAD is asked again by GET
+                harness.buffer.origin.inject(on(operation), effect)
             with pytest.raises(OriginUnreachable, match="does not say"):
                 await harness.admin.resolve(key("k"), "keep-ours", None)
         assert [one.state for one in harness.buffer.left()] == [State.CONFLICT]
@@ -624,9 +625,9 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
 
     async def scenario(harness: AdminHarness) -> None:
         await harness.buffer.learn()
-        reached, go_on, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        reached, resume, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
         harness.buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Hold(never))
-        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(go_on, reached))
+        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(resume, reached))
         await harness.open_upload("a/open", "u")
         await harness.buffer.put(key("a/1"), b"x")
         harness.start()
@@ -636,7 +637,7 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
             await harness.buffer.clock.advance(7.0)
             after = (await harness.progress(prefix))["longest_attempt_seconds"]
             assert (after if expected is None else after - before) == pytest.approx(expected)
-        go_on.set()
+        resume.set()
         await harness.buffer.flushed()
         await harness.buffer.at_once(lambda: harness.reconciler.attempts(EVERYTHING).longest_seconds is None)
         assert (await harness.progress())["longest_attempt_seconds"] is None

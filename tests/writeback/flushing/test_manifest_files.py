@@ -23,7 +23,7 @@ from gateway.writeback.flushing.manifest_files import (
     Presence,
 )
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Write
 from tests.support.manual_clock import ManualClock
@@ -50,7 +50,7 @@ class World:
 
     def look(
         self, ignored: Callable[[str], bool] = lambda _: False, *, is_first: bool = False
-    ) -> tuple[LookedFor | Refused | Lost, int]:
+    ) -> tuple[LookedFor | WriteRefused | Lost, int]:
         """What was found, and how many questions that took."""
         before = len(self.origin.calls)
         looking = self._presence.look(
@@ -123,8 +123,8 @@ def test_an_answer_that_says_nothing_is_none() -> None:
     """Of one file it is of all; what was found until then is remembered."""
     world = World(NamedFiles(NAMES))
     world.put(NAMES)
-    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=1)
-    assert isinstance(world.look(is_first=True)[0], Refused)
+    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=2)  # HEAD, GET
+    assert isinstance(world.look(is_first=True)[0], WriteRefused)
     away = world.origin.inject(on(key=NAMES[-1]), Answer(503, "SlowDown"), times=1)
     assert isinstance(world.look()[0], Lost)
     assert (denied.times, away.times) == (0, 0)

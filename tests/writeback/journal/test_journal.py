@@ -443,7 +443,7 @@ def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_
         assert journal.read(lambda tx: tx.left_behind()) == ["first"]
         removed: list[str] = []
         other = Journal(tmp_path, removed.extend, worker=1)
-        other.take_over(Moment(60.0))
+        other.inherit(Moment(60.0))
         other.close()
         assert removed == ["first"]
         assert journal.read(lambda tx: tx.left_behind()) == []
