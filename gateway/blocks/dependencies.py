@@ -1,4 +1,4 @@
-"""What the parts of one process's block cache share: put together once, when the cache opens."""
+"""The parts that one process's block cache is made of: put together once, when the cache opens."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ class CacheDependencies(FetchDependencies):
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> CacheDependencies:
-        """Return the parts of a cache that has no directory. Its breaker is open: nobody comes to a part that needs
-        one."""
+        """Return the parts of a cache without a directory. Its breaker is open, so no reader comes to a missing part."""
         settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock, observer)
         none: Any = SimpleNamespace(index=None)
         return cls(

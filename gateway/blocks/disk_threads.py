@@ -1,4 +1,4 @@
-"""Where blocking work of a cache runs: one thread for the index, a few for files, one for what nobody waits for."""
+"""Threads for the blocking work of a cache: one for the index, a few for files, one for work that no client awaits."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class MovedToFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FetchDependencies:
-    """What the fetches of one process work with."""
+    """The parts of a cache that its fetches work with."""
 
     settings: BlockSettings
     directory: BlockDirectory

@@ -114,9 +114,6 @@ class ReuseDistance:
         return cls(current, previous, *_ENDS.unpack_from(packed, 2 * _WINDOW.size))
 
 
-REUSE_DISTANCE_BYTES = 2 * _WINDOW.size + _ENDS.size
-
-
 PASSING_PART = 64
 """epoch's small queue is kept at this part of the slot: what it does not hit."""
 
@@ -222,7 +219,7 @@ class PolicyView(Protocol):
 
 
 class Lru:
-    """Used longest ago. A policy is told of the events of a slot in the order in which they happen."""
+    """The policy that evicts what was used longest ago. Its methods are the events of a slot, in their order."""
 
     remembers: ClassVar = False
     """True if it asks to `recall` evicted blocks."""

@@ -43,9 +43,6 @@ FILE_KEY_BYTES = 8
 QUEUE_OFFSET = 0
 """Place of the queue's number in a packed FileRecord."""
 
-OFFSET_MAX = 1 << 40
-"""Limit of a block's offset in its file."""
-
 
 @immutable
 class BlockRecord:
@@ -158,17 +155,12 @@ def queue_prefix(slot: int, queue: int) -> bytes:
     return _QUEUE.pack(slot, queue, 0)[: _SLOT.size + 1]
 
 
-def pack_slot(number: int) -> bytes:
-    """A slot's number, as keys begin with it."""
-    return _SLOT.pack(number)
+pack_slot, pack_pin = _SLOT.pack, _PIN.pack
+"""A slot's number, as keys begin with it; a pin's."""
 
 
 def unpack_slot(packed: bytes) -> int:
     return int(_SLOT.unpack(packed)[0])
-
-
-def pack_pin(number: int) -> bytes:
-    return _PIN.pack(number)
 
 
 def unpack_pin(packed: bytes) -> int:
@@ -180,13 +172,8 @@ def worker_key(worker: int, name: bytes = b"") -> bytes:
     return _WORKER.pack(worker) + name
 
 
-def pack_reservation(disk_bytes: int, slot: int) -> bytes:
-    return _RESERVATION.pack(disk_bytes, slot)
-
-
-def unpack_reservation(packed: bytes) -> tuple[int, int]:
-    """Bytes on disk, and the number of the slot."""
-    return _RESERVATION.unpack(packed)
+pack_reservation, unpack_reservation = _RESERVATION.pack, _RESERVATION.unpack
+"""Of the bytes on disk, and the number of the slot."""
 
 
 def pack_worker_file(holder: WorkerFile) -> bytes:

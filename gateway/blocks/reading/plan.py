@@ -127,7 +127,7 @@ def why_block_missing(
 
 
 class Step(NamedTuple):
-    """The next block to read, or the sub-block in its place; `extent` None: it is to be fetched."""
+    """The block to read next, or a sub-block in its place. A reader fetches it if `extent` is None."""
 
     block: Block
     extent: Extent | None
