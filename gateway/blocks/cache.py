@@ -355,14 +355,14 @@ class BlockCache(PassthroughCache):
         limit_bytes = capacity.share(slot).limit_bytes
         return min(room_bytes, room_bytes if limit_bytes is None else limit_bytes)
 
-    async def ingest(self, offered: IngestedFile, *, slot: str = "default") -> int:
+    async def ingest(self, ingested: IngestedFile, *, slot: str = "default") -> int:
         """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.
 
         The file's own name can be removed when this has returned. StoreUnavailable when there is no room for it, and
         when it is not on the same file system; nothing is lost by that.
         """
         dependencies = self._dependencies
-        ingest = await dependencies.threads.disk(describe, offered, slot, dependencies.settings.block_size_of(slot))
+        ingest = await dependencies.threads.disk(describe, ingested, slot, dependencies.settings.block_size_of(slot))
         if ingest is None:
             return 0
         blocks, evicted = await dependencies.threads.index(dependencies.directory.ingest, ingest)
@@ -425,15 +425,7 @@ class BlockCache(PassthroughCache):
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
-        dependencies = self._dependencies
-        return Scrubber(
-            settings,
-            dependencies.directory,
-            dependencies.threads,
-            dependencies.isolation,
-            dependencies.clock,
-            dependencies.observer,
-        )
+        return Scrubber(settings, self._dependencies)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""

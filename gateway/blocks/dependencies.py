@@ -16,7 +16,7 @@ from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.inflight_fetch import FetchDependencies
 from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import SingleFlight
-from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter
 from gateway.blocks.index.index import AccessLog
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
@@ -70,14 +70,15 @@ class CacheDependencies(FetchDependencies):
         threads.on_error = isolation.note
         threads.stalled = lambda: blocks.index.stalled
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock, observer
-        writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
-        fetches = SingleFlight(FetchDependencies(*shared), writer, settings.fills_max)
+        of_fetches = FetchDependencies(*shared)
+        writer = GroupCommitWriter(of_fetches)
+        fetches = SingleFlight(of_fetches, writer)
         unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
         return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> CacheDependencies:
-        """Return the parts of a cache without a directory. Its breaker is open, so no reader comes to a missing part."""
+        """Return the parts of a cache without a directory. Its breaker is open: no reader comes to a missing part."""
         settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock, observer)
         none: Any = SimpleNamespace(index=None)
         return cls(

@@ -33,15 +33,15 @@ REFUSED_MAX = 4096
 
 
 class SingleFlight:
-    """The fetches of this process: at most `fetches_max` run, the others wait their turn in order."""
+    """The fetches of this process: at most `fills_max` of the settings run, the others wait their turn in order."""
 
-    def __init__(self, dependencies: FetchDependencies, writer: GroupCommitWriter, fetches_max: int) -> None:
+    def __init__(self, dependencies: FetchDependencies, writer: GroupCommitWriter) -> None:
         self._dependencies = dependencies
         self._small = SmallBlockFetcher(dependencies, writer)
         self._large = LargeBlockFetcher(dependencies)
         self._persisting: set[asyncio.Future[bool]] = set()
-        self._turns = asyncio.Semaphore(fetches_max)
-        self._ahead_max = fetches_max * 2 // 3
+        self._turns = asyncio.Semaphore(dependencies.settings.fills_max)
+        self._ahead_max = dependencies.settings.fills_max * 2 // 3
         self._ahead = 0
         self._fetches: dict[FetchKey, InflightFetch] = {}
         self.refused: OrderedDict[bytes, None] = OrderedDict()

@@ -25,7 +25,6 @@ from itertools import takewhile
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files import store
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.filling.fetch_locks import LockKey
@@ -33,12 +32,10 @@ from gateway.blocks.filling.inflight_fetch import FetchDependencies, InflightFet
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.index.rows import Reservation
 from gateway.blocks.layout import Block
-from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
 
 PARTS_OF_CAPACITY = 256
 """A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
@@ -186,19 +183,10 @@ class Waiting:
 class GroupCommitWriter:
     """The writer of one process's small objects. Event loop only."""
 
-    def __init__(
-        self,
-        appender: SegmentAppender,
-        threads: DiskThreads,
-        clock: Clock,
-        observer: CacheMetrics,
-        held_bytes_max: int = HELD_BYTES_MAX,
-    ) -> None:
-        self._appender = appender
-        self._threads = threads
-        self._clock = clock
-        self._observer = observer
-        self._held_bytes_max = held_bytes_max
+    def __init__(self, dependencies: FetchDependencies) -> None:
+        self._dependencies = dependencies
+        self._appender = SegmentAppender(dependencies.directory)
+        self._held_bytes_max = HELD_BYTES_MAX
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
@@ -213,7 +201,7 @@ class GroupCommitWriter:
         StoreUnavailable when another process keeps the index from being written.
         """
         while not self.has_room(count):
-            if self._threads.stalled():
+            if self._dependencies.threads.stalled():
                 raise StoreUnavailable("memory is full of blocks that cannot be written: another process is in the way")
             self._eased.clear()
             with suppress(TimeoutError):
@@ -283,9 +271,8 @@ class GroupCommitWriter:
         while batch:
             blocks = [waiting.small for waiting in batch]
             try:
-                appended = await self._threads.index_later(
-                    self._appender.append, batch[0].slot, blocks, batch[0].wanted
-                )
+                threads, append = self._dependencies.threads, self._appender.append
+                appended = await threads.index_later(append, batch[0].slot, blocks, batch[0].wanted)
             except StoreUnavailable as error:
                 self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
                 return
@@ -296,16 +283,16 @@ class GroupCommitWriter:
             batch = batch[appended.blocks :]
 
     def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
-        appended.evicted.tell(self._observer)
-        now = self._clock.monotonic()
+        appended.evicted.tell(self._dependencies.observer)
+        now = self._dependencies.clock.monotonic()
         for waiting in batch:
-            self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
+            self._dependencies.observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
         self._settle(batch, kept=True)
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:
-            self._observer.fill_failed(waiting.slot)
-        self._observer.not_kept(batch[0].slot, reason, len(batch))
+            self._dependencies.observer.fill_failed(waiting.slot)
+        self._dependencies.observer.not_kept(batch[0].slot, reason, len(batch))
         self._settle(batch, kept=False)
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:

@@ -56,13 +56,13 @@ class CachePromoter:
 
     async def _keep(self, pending: Write, version: ObjectVersion) -> None:
         slot = self._slots.find(pending.key.bucket, pending.key.key).name
-        for offered in self._offered(pending, version):
+        for ingested in self._ingested(pending, version):
             try:
-                await self._blocks.ingest(offered, slot=slot)
+                await self._blocks.ingest(ingested, slot=slot)
             except (BlockError, BufferDamaged):
                 return  # no room, a reported disk fault, or damage since it was sent: the origin has the bytes
 
-    def _offered(self, pending: Write, version: ObjectVersion) -> Iterator[IngestedFile]:
+    def _ingested(self, pending: Write, version: ObjectVersion) -> Iterator[IngestedFile]:
         offset = 0
         for part in pending.parts:
             if part.file.is_here:
