@@ -425,7 +425,8 @@ class BlockCache(PassthroughCache):
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
-        return Scrubber(settings, self._dependencies)
+        own = self._dependencies
+        return Scrubber(settings, own.directory, own.threads, own.isolation, own.clock, own.observer)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""

@@ -53,12 +53,8 @@ def describe(ingested: IngestedFile, slot: str, block_size_bytes: int) -> Ingest
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
-    return Ingest(
-        ingested.path,
-        Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False),
-        placed,
-        ingested.version.key,
-    )
+    reservation = Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False)
+    return Ingest(ingested.path, reservation, placed, ingested.version.key)
 
 
 def _records(ingested: IngestedFile, block_size_bytes: int) -> Iterator[BlockRecord]:

@@ -15,13 +15,17 @@ from typing import Any
 
 import orjson
 
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.filling.inflight_fetch import FetchDependencies
 from gateway.blocks.index.rows import BlockRecord
 from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
+from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably
+from gateway.telemetry.metric_observers import CacheMetrics
 
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024
@@ -91,7 +95,11 @@ class Scrubber:
     """One process does it for all. `run` until cancelled; `progress` is how it stands."""
 
     settings: ScrubSettings
-    dependencies: FetchDependencies
+    directory: BlockDirectory
+    threads: DiskThreads
+    isolation: CircuitBreaker
+    clock: Clock
+    observer: CacheMetrics
     progress: ScrubPass | None = None
     _residency: Residency = field(default_factory=Residency)
     _ahead_until: float = 0.0
@@ -99,7 +107,7 @@ class Scrubber:
 
     async def run(self) -> None:
         """Pass after pass."""
-        self.progress = await self.dependencies.threads.idle(load_pass, self.settings.record)
+        self.progress = await self.threads.idle(load_pass, self.settings.record)
         try:
             while True:
                 await self._pass(await self._due())
@@ -111,11 +119,9 @@ class Scrubber:
         if last is not None and last.ended_at is None:
             return last
         if last is not None:
-            waited_seconds = max(
-                0.0, self.dependencies.clock.now() - last.started_at
-            )  # the clock may have been set back
-            await self.dependencies.clock.sleep(max(0.0, self.settings.period_seconds - waited_seconds))
-        return ScrubPass(self.dependencies.clock.now())
+            waited_seconds = max(0.0, self.clock.now() - last.started_at)  # the clock may have been set back
+            await self.clock.sleep(max(0.0, self.settings.period_seconds - waited_seconds))
+        return ScrubPass(self.clock.now())
 
     async def _pass(self, record: ScrubPass) -> None:
         self.progress = record
@@ -123,23 +129,21 @@ class Scrubber:
             for block, slot in batch:
                 await self._look_at(block, slot)
                 await self._save_now_and_then()
-        self.progress = replace(self.progress, ended_at=self.dependencies.clock.now())
-        self.dependencies.observer.scrubbed_all()
+        self.progress = replace(self.progress, ended_at=self.clock.now())
+        self.observer.scrubbed_all()
         await self._save()
 
     async def _next_blocks(self, after: bytes) -> list[tuple[BlockRecord, str]]:
         while True:
             await self._until_usable()
             try:
-                return await self.dependencies.threads.idle(
-                    self.dependencies.directory.index.blocks_after, after, BLOCKS_AT_ONCE
-                )
+                return await self.threads.idle(self.directory.index.blocks_after, after, BLOCKS_AT_ONCE)
             except StoreUnavailable:
-                await self.dependencies.clock.sleep(PAUSE_SECONDS)
+                await self.clock.sleep(PAUSE_SECONDS)
 
     async def _until_usable(self) -> None:
-        while not self.dependencies.isolation.writable:
-            await self.dependencies.clock.sleep(PAUSE_SECONDS)
+        while not self.isolation.writable:
+            await self.clock.sleep(PAUSE_SECONDS)
 
     async def _look_at(self, block: BlockRecord, slot: str) -> None:
         assert self.progress is not None  # noqa: S101 - there is a pass
@@ -148,14 +152,14 @@ class Scrubber:
         try:
             for position in range(0, block.extent.length, PIECE_BYTES):
                 count = min(PIECE_BYTES, block.extent.length - position)
-                fresh_bytes = await self.dependencies.threads.idle(self._verify, block, position, count)
+                fresh_bytes = await self.threads.idle(self._verify, block, position, count)
                 read_bytes += fresh_bytes
                 await self._keep_pace(max(fresh_bytes, PASSED_OVER_BYTES))
         except BlockDamaged:
             dropped = await self._drop(block, slot)
         except StoreUnavailable:
             pass  # told to the isolation already; the next pass comes to it again
-        self.dependencies.observer.scrubbed(read_bytes)
+        self.observer.scrubbed(read_bytes)
         self.progress = replace(
             self.progress,
             after=block.block_id.hex(),
@@ -166,7 +170,7 @@ class Scrubber:
 
     def _verify(self, block: BlockRecord, position: int, count: int) -> int:
         """Read what is not in memory of a piece, and leave it out of memory; how many bytes. BlockDamaged."""
-        file, extent, read_bytes = self.dependencies.directory.store.open_published(block.extent), block.extent, 0
+        file, extent, read_bytes = self.directory.store.open_published(block.extent), block.extent, 0
         try:
             for first in range(position, position + count, CHUNK_BYTES):
                 size = min(CHUNK_BYTES, position + count - first)
@@ -179,32 +183,30 @@ class Scrubber:
         return read_bytes
 
     async def _drop(self, block: BlockRecord, slot: str) -> bool:
-        if not self.dependencies.isolation.writable:
+        if not self.isolation.writable:
             return False
         try:
-            dropped = await self.dependencies.threads.index(
-                self.dependencies.directory.drop, block.block_id, block.extent.file
-            )
+            dropped = await self.threads.index(self.directory.drop, block.block_id, block.extent.file)
         except StoreUnavailable:
             return False
         if dropped:
-            self.dependencies.observer.damaged(slot)
+            self.observer.damaged(slot)
         return dropped
 
     async def _keep_pace(self, count: int) -> None:
-        now = self.dependencies.clock.monotonic()
+        now = self.clock.monotonic()
         self._ahead_until = max(self._ahead_until, now) + count / self.settings.bytes_per_second
         if self._ahead_until - now > LEAD_SECONDS:
-            await self.dependencies.clock.sleep(self._ahead_until - now)
+            await self.clock.sleep(self._ahead_until - now)
 
     async def _save_now_and_then(self) -> None:
-        if self.dependencies.clock.monotonic() - self._saved_at >= SAVE_SECONDS:
+        if self.clock.monotonic() - self._saved_at >= SAVE_SECONDS:
             await self._save()
 
     async def _save(self) -> None:
-        self._saved_at = self.dependencies.clock.monotonic()
-        if self.progress is not None and self.dependencies.isolation.writable:
+        self._saved_at = self.clock.monotonic()
+        if self.progress is not None and self.isolation.writable:
             try:
-                await self.dependencies.threads.idle(save_pass, self.settings.record, self.progress)
+                await self.threads.idle(save_pass, self.settings.record, self.progress)
             except StoreUnavailable:
                 return  # told to the isolation already; after a restart some blocks are read twice
