@@ -212,11 +212,18 @@ class LargeBlockFetcher:
         Return False if the holder must be given up: it is dead, hangs, or has brought no bytes for HOLDER_SECONDS_MAX.
         Raises StoreUnavailable when the bytes differ from those written.
         """
-        nonce = await self._shown_file(fetch, lock, holder)
-        if not nonce:
-            return nonce is not None
+        dependencies, locks = self.dependencies, self.dependencies.locks
+
+        def is_shown() -> bool:
+            return fetch.is_abandoned or locks.shown_file(lock, holder) != 0
+
+        if not await locks.released(lock, holder, dependencies.watcher, is_shown, lambda: fetch.is_awaited):
+            return False
+        nonce = locks.shown_file(lock, holder)
+        if not nonce or fetch.is_abandoned:
+            return True
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
-        file = await self.dependencies.threads.open(self.dependencies.directory.store.open_of, holder, name)
+        file = await dependencies.threads.open(dependencies.directory.store.open_of, holder, name)
         if file is None:  # it is published and evicted, abandoned, or removed by a user
             return False
         try:
@@ -225,21 +232,6 @@ class LargeBlockFetcher:
             raise StoreUnavailable(f"the bytes that another process fetches cannot be read back: {error}") from error
         finally:
             file.close()
-
-    async def _shown_file(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
-        """Wait until a holder has a file; return 0 if it has given the lock back, None if it must be given up."""
-        deadline = time.monotonic() + HOLDER_SECONDS_MAX
-        with self.dependencies.watcher.watch(self.dependencies.locks.wake_file(holder)) as watch:
-            while not fetch.is_abandoned:
-                watch.clear()
-                if nonce := self.dependencies.locks.shown_file(lock, holder):
-                    return nonce
-                if not self.dependencies.locks.await_change(lock, holder, is_reader=fetch.is_awaited):
-                    return 0
-                if not self.dependencies.locks.turns(holder) or time.monotonic() > deadline:
-                    return None
-                await watch.changed(AWAITED_LOOK_SECONDS)
-        return 0
 
     async def _read_on(self, fetch: InflightFetch, lock: LockKey, holder: int, file: BlockLease) -> bool:
         checksums = ChunkChecksums(fetch.block.length)
