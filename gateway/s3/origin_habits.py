@@ -60,6 +60,10 @@ class WrongAnswer(OriginBodyError):
     """The origin's answer does not match the question: to ask again would not help."""
 
 
+class WrongBody(WrongAnswer):
+    """The origin sent other bytes than its own answer says."""
+
+
 class RangeIgnored(WrongAnswer):
     """The origin answered with the whole object instead of a range."""
 
@@ -88,7 +92,9 @@ _NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
 
 def is_refusal(error: OriginError | None) -> bool:
     """Return whether the origin refuses the question or answers another one. The version may have changed."""
-    return isinstance(error, WrongAnswer) or (isinstance(error, OriginAnswered) and refuses(error.status))
+    if isinstance(error, OriginAnswered):
+        return refuses(error.status)
+    return isinstance(error, WrongAnswer) and not isinstance(error, WrongBody)
 
 
 def refuses(status: int) -> bool:

@@ -28,7 +28,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 from gateway.s3.headers import without_doubtful_checksums
-from gateway.s3.origin_habits import WrongAnswer, check_head
+from gateway.s3.origin_habits import WrongAnswer, WrongBody, check_head
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
@@ -282,13 +282,13 @@ class PinnedGet:
         left = length - self._received
         if len(piece) > left:
             if not self._unpinned:
-                raise WrongAnswer("the origin sent more bytes than were asked for")
+                raise WrongBody("the origin sent more bytes than were asked for")
             piece = piece[:left]
         self._received += len(piece)
         if self._check is not None:
             self._check.update(piece)
             if self._received == length and not self._check.holds():
-                raise WrongAnswer("the origin's body does not have the checksum that came with it")
+                raise WrongBody("the origin's body does not have the checksum that came with it")
         return piece
 
     def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
