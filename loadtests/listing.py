@@ -28,7 +28,6 @@ from gateway.metadata.listing.ranges import Batch, KeyBound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.telemetry.metric_observers import CatalogMetrics
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned
 from loadtests.harness.command import Options, progress
@@ -168,7 +167,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", Homes("origin"))
         clock = SystemClock()
-        index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
+        index = ListingIndex(opened, opened.epochs, clock)
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]

@@ -27,7 +27,6 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
@@ -93,7 +92,7 @@ async def fill_and_read(
     settings: BlockSettings, versions: Sequence[ObjectVersion], origin: MemoryOrigin
 ) -> list[float]:
     """CPU time of reading all for the first time, and of a later time."""
-    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock(), observer=CacheMetrics())
+    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock())
     times = []
     for _ in range(3):
         started = time.process_time()

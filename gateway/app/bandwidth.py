@@ -1,5 +1,4 @@
-"""Makes ceilings and shares of bandwidth, request rates, and limits of callers from the settings, with the memory in
-which processes keep them together."""
+"""Makes the limits of bandwidth, request rates and callers from the settings, in memory that processes share."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from gateway.policy.request_rates import RequestRates
 from gateway.policy.request_rates import cells_for as cells_for_rates
 from gateway.policy.slots import DEFAULT_SLOT, Prefix
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
-from gateway.telemetry import metric_kinds
-from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metrics import USED_BY_ALL
 
 
@@ -78,7 +76,7 @@ def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
 
 
 def request_rates_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
+    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
 ) -> RequestRates:
     """Return the request rates, as process number `process` keeps them, for an origin that refuses too many requests.
 
@@ -94,7 +92,6 @@ def request_rates_of(
     return RequestRates(
         weights,
         clock,
-        metrics,
         cells,
         wait_seconds_max=settings.origin.connection_wait_seconds,
         buckets_told=buckets_told(settings),
@@ -120,7 +117,7 @@ def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
 
 
 def callers_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
+    settings: Settings, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
 ) -> Callers | None:
     """Return the limits of callers, as worker number `worker` keeps them; None: there are none.
 
@@ -136,7 +133,7 @@ def callers_of(
             cells = _attached(shared, plan.rows, settings.server.workers, worker)
         except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
-    return Callers(plan, clock, metrics.callers, cells)
+    return Callers(plan, clock, cells)
 
 
 def callers_plan(settings: Settings) -> CallersPlan:
@@ -173,17 +170,11 @@ def _limits_of(one: CallerLimitSettings) -> Limits:
 class CapacityFinder:
     """This process's part in finding the capacity of the link, if the settings say so. Event loop only."""
 
-    def __init__(
-        self,
-        origins: Sequence[LinkEnd],
-        clock: Clock,
-        metrics: WorkerMetrics | None,
-    ) -> None:
-        """`origins`: all that this process uses, over one link; more may come. `metrics`: only in the process that
-        reports."""
+    def __init__(self, origins: Sequence[LinkEnd], clock: Clock, *, tells: bool) -> None:
+        """`origins` are all that this process talks to, over one link; more may come. One process `tells` metrics."""
         self._origins = origins
         self._clock = clock
-        self._metrics = metrics
+        self._tells = tells
         self._bandwidth: Bandwidth | None = None
         self._finding: asyncio.Task[None] | None = None
 
@@ -214,19 +205,23 @@ class CapacityFinder:
                     one.limit_windows(window_bytes)
             told = self._tell(bandwidth, told, now)
         self._finding = None
-        if self._metrics is not None:
-            for direction in told:
-                self._metrics.link_found(direction, None, None)
+        for direction in told:
+            _tell_link(direction)
 
     def _tell(self, bandwidth: Bandwidth, told: set[Direction], now: float) -> set[Direction]:
-        if self._metrics is None:
+        if not self._tells:
             return told
         for direction, link in bandwidth.found.items():
             found = link.found(now)
-            self._metrics.link_found(direction, found.capacity, found.delay_seconds)
+            _tell_link(direction, found.capacity, found.delay_seconds)
         for direction in told.difference(bandwidth.found):
-            self._metrics.link_found(direction, None, None)
+            _tell_link(direction)
         return set(bandwidth.found)
+
+
+def _tell_link(direction: Direction, capacity: float | None = None, delay_seconds: float | None = None) -> None:
+    metrics.LINK_CAPACITY.set(capacity or 0.0, direction)
+    metrics.LINK_DELAY.set(delay_seconds or 0.0, direction)
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:

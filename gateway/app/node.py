@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import structlog
@@ -21,7 +21,6 @@ from gateway.app.bandwidth import (
 )
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
-    Bounding,
     Flushing,
     FlushServices,
     flushing,
@@ -33,6 +32,7 @@ from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
+from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -59,11 +59,10 @@ from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
-from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry import metrics
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
-from gateway.writeback.flushing.flush_logger import FlushLogger
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -87,7 +86,6 @@ class _Node:
     process: int
 
     clock: Clock
-    metrics: WorkerMetrics
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
@@ -101,14 +99,14 @@ async def _node(
     settings, clock = live.now, SystemClock()
     async with AsyncExitStack() as stack:
         recent = stack.enter_context(_recent_requests(shared_directory, process))
-        metrics = WorkerMetrics(settings.cache.capacity_bytes, recent)
+        metrics.CACHE_CAPACITY_BYTES.set(settings.cache.capacity_bytes)
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
-        rates = _RatesInForce(live, metrics, clock, process)
+        rates = _RatesInForce(live, clock, process)
         stack.push_async_callback(rates.aclose)
         bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
-        meter = OriginMeter(metrics, bandwidth, rates.now)
+        meter = OriginMeter(bandwidth, rates.now, recent)
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
@@ -121,7 +119,7 @@ async def _node(
                 instance_id=instance_id,
                 credentials_of=keys.of,
                 on_attempt=meter.attempt,
-                on_hedge=metrics.origin_hedge,
+                on_hedge=lambda outcome: metrics.ORIGIN_HEDGES.add(1, outcome),
                 silence=silence,
                 rates=meter,
             )
@@ -130,13 +128,13 @@ async def _node(
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
-        finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
+        finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
         finder.apply_settings(bandwidth)
-        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
+        node = _Node(process, clock, keys.own, origin, Slots(_slots(settings)), recent)
 
         async def apply_settings() -> None:
-            metrics.cache_capacity(live.now.cache.capacity_bytes)
+            metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
             node.slots.apply_settings(_slots(live.now))
             await keys.apply_settings(live.now)
             if ceilings.differ(live):
@@ -157,8 +155,7 @@ def silence_board(shared_directory: Path | None) -> OriginHealth:
 
 @asynccontextmanager
 async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
-    """Yield the origins, with their refusals of the gateway's keys, each asked once and for a short time; and the
-    keys."""
+    """Yield the origins, which tell their refusals of the keys, each asked once and for a short time; and the keys."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)
@@ -189,7 +186,6 @@ async def _directory(
         node.origin,
         worker=worker,
         clock=node.clock,
-        observer=node.metrics.cache,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -198,7 +194,6 @@ async def _directory(
             node.origin,
             homes=settings.homes,
             clock=node.clock,
-            observer=node.metrics.catalog,
             slots=node.slots,
             process=worker,
         )
@@ -209,8 +204,8 @@ async def _directory(
 @asynccontextmanager
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[PassthroughCache, Catalog]]:
     yield (
-        PassthroughCache.without_directory(node.origin, node.clock, node.metrics.cache),
-        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
+        PassthroughCache.without_directory(node.origin, node.clock),
+        Catalog.switched_off(node.origin, node.clock),
     )
 
 
@@ -237,13 +232,12 @@ async def s3_application(
     ):
 
         async def buffer_if_needed() -> WritebackBuffer | None:
-            return await stack.enter_async_context(opened_buffer(live.now, worker, _bounding(node), blocks))
+            return await stack.enter_async_context(opened_buffer(live.now, worker, node.slots, node.clock, blocks))
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
-            observer=node.metrics.answers,
         )
         authenticator = Authenticator(
             _keyring(settings, node.credentials),
@@ -264,9 +258,7 @@ async def s3_application(
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
-        services.snapshots = snapshots = SnapshotRegistry(
-            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
-        )
+        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, settings.homes)
         stack.push_async_callback(snapshots.close)
         stack.push_async_callback(services.close)
 
@@ -296,8 +288,7 @@ async def s3_application(
             authenticator,
             tuple(settings.server.base_domains),
             instance_id,
-            node.metrics.requests,
-            limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+            limits=lambda: callers_of(live.now, node.clock, worker=worker, shared=live.callers),
             recent=node.recent,
         )
 
@@ -336,13 +327,13 @@ async def background_services(
     async with (
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
+        opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch))
         followed = [Slots(node.slots)]
         """Slots that the listing index may still know, the present ones last."""
 
@@ -365,9 +356,7 @@ async def background_services(
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             service = SnapshotService(tools, jobs)
-            counters = node.metrics.writeback
-            log = FlushLogger(counters, node.clock)
-            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
@@ -386,8 +375,8 @@ async def background_services(
 class _RatesInForce:
     """The present request rates; a change of weights keeps the rates found."""
 
-    def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
-        self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
+    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
+        self._live, self._clock, self._process = live, clock, process
         self._of = live.request_rates
         self.now = self._made()
 
@@ -405,7 +394,7 @@ class _RatesInForce:
 
     def _made(self) -> RequestRates:
         live = self._live
-        return request_rates_of(live.now, self._metrics, self._clock, process=self._process, shared=live.request_rates)
+        return request_rates_of(live.now, self._clock, process=self._process, shared=live.request_rates)
 
 
 class _CeilingsBefore:
@@ -444,10 +433,6 @@ def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentReq
         recent = RecentRequests(None, process)
     with closing(recent):
         yield recent
-
-
-def _bounding(node: _Node) -> Bounding:
-    return Bounding(node.slots, node.clock, node.metrics.writeback)
 
 
 def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
@@ -500,38 +485,23 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
     )
 
 
+_SAME = {one.name for one in fields(Slot)} & set(SlotSettings.model_fields)
+"""Fields that a slot has under the names of its settings."""
+
+
 def _slots(settings: Settings) -> list[Slot]:
     return [
         Slot(
-            slot.name,
-            Prefix.parse(slot.prefix),
-            slot.mode,
-            slot.consistency_in_force,
-            slot.metadata_ttl_seconds,
-            slot.negative_ttl_seconds,
-            slot.stale_if_unreachable_seconds,
-            slot.capacity_bytes or 0,
-            slot.capacity_limit_bytes,
-            slot.block_size_bytes,
-            slot.eviction,
-            slot.kept_object_bytes_max,
-            slot.snapshot or "",
-            slot.write,
-            slot.buffer_bytes,
-            slot.when_buffer_full,
-            slot.unflushed_bytes_max,
-            slot.unflushed_age_seconds_max,
-            slot.order,
-            tuple(slot.markers),
-            slot.manifests,
-            slot.etag,
-            slot.upload_expiry_seconds,
-            slot.authorization,
-            slot.authorization_ttl_seconds,
-            None if slot.checkpoints is None else tuple(slot.checkpoints),
-            slot.flush,
-            slot.scratch_expiry_seconds,
-            slot.keep_last,
+            **{name: getattr(slot, name) for name in _SAME}
+            | {
+                "prefix": Prefix.parse(slot.prefix),
+                "consistency": slot.consistency_in_force,
+                "capacity_bytes": slot.capacity_bytes or 0,
+                "snapshot": slot.snapshot or "",
+                "markers": tuple(slot.markers),
+                "checkpoints": None if slot.checkpoints is None else tuple(slot.checkpoints),
+                "local_expiry_seconds": slot.scratch_expiry_seconds,
+            }
         )
         for slot in settings.slots
     ]

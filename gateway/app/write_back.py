@@ -18,7 +18,6 @@ from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
 from gateway.writeback.admin.conflict_resolver import ConflictResolver
@@ -44,18 +43,9 @@ def is_needed(settings: Settings) -> bool:
     return any(slot.is_buffered for slot in settings.slots) or buffer_directory(settings).exists()
 
 
-@dataclass(frozen=True, slots=True)
-class Bounding:
-    """The input of a buffer's bounds, and the observer of their effects."""
-
-    slots: Slots
-    clock: Clock
-    observer: WritebackMetrics
-
-
 @asynccontextmanager
 async def opened_buffer(
-    settings: Settings, worker: int, bounding: Bounding, blocks: PassthroughCache
+    settings: Settings, worker: int, slots: Slots, clock: Clock, blocks: PassthroughCache
 ) -> AsyncIterator[WritebackBuffer | None]:
     """Yield the buffer, as worker slot `worker` uses it; None if none is needed. `blocks` leave room for it.
 
@@ -65,13 +55,11 @@ async def opened_buffer(
         yield None
         return
     try:
-        buffer = await WritebackBuffer.open(
-            buffer_directory(settings), worker, bounding.slots, clock=bounding.clock, observer=bounding.observer
-        )
+        buffer = await WritebackBuffer.open(buffer_directory(settings), worker, slots, clock=clock)
     except BufferUnavailable as error:
         raise StoreUnavailable(str(error)) from error
-    buffer.journal.observe(bounding.observer.journal_failing)
-    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in bounding.slots):
+    buffer.journal.tell(is_failing=buffer.journal.has_failed)
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         yield buffer
@@ -88,15 +76,13 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Passthroug
 
 @dataclass(frozen=True, slots=True)
 class FlushServices:
-    """The parts that a flush reads from and reports to."""
+    """The services that a flush reads from and updates."""
 
     origin: Origin
     catalog: Catalog
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    log: FlushLogger
-    counters: WritebackMetrics
 
 
 class Flushing:
@@ -110,7 +96,8 @@ class Flushing:
         self._rules = dict[str, KeepRules]()
         self._buffers = dict[str, int]()
         self.follow_slots()
-        tools = FlushDependencies(buffer.journal, requests, publisher, services.log, services.clock, self._orders)
+        self._log = FlushLogger(services.clock)
+        tools = FlushDependencies(buffer.journal, requests, publisher, self._log, services.clock, self._orders)
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)
@@ -122,9 +109,7 @@ class Flushing:
             self.admin.checkpoint_queries, buffer.journal, self._rules, cache, services.clock
         )
         self.admin.report.kept = lambda: self.retention.kept
-        self._log = services.log
-        self._monitor = PendingMonitor(queries, self._buffers, services.clock, services.counters)
-        self._counters = services.counters
+        self._monitor = PendingMonitor(queries, self._buffers, services.clock)
 
     def follow_slots(self) -> None:
         """Follow changed slots. Pending writes of a removed slot go to the origin as before."""
@@ -140,11 +125,11 @@ class Flushing:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
             group.create_task(self._log.run())
-            group.create_task(self.buffer.bounds.tell_exposure(self._counters))
+            group.create_task(self.buffer.bounds.tell_exposure())
             group.create_task(self._keep_reserve())
             group.create_task(self.retention.run())
             group.create_task(self._monitor.run())
-            group.create_task(self.admin.report.watch(self._buffers, self._counters))
+            group.create_task(self.admin.report.watch(self._buffers))
 
     async def _keep_reserve(self) -> None:
         while True:
@@ -156,8 +141,7 @@ class Flushing:
 async def flushing(
     settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
-    """Yield the flushing of a buffer, to run; None without a buffer. In `shared_directory` workers count the bytes that
-    they send of checkpoints."""
+    """Yield a buffer's flushing, to run; None without one. `shared_directory` has the workers' counts of sent bytes."""
     if buffer is None:
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None

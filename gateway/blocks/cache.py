@@ -38,7 +38,7 @@ from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 _log = structlog.get_logger("forebay.cache")
 _DONE = object()
@@ -65,8 +65,8 @@ class PassthroughCache:
         self._dependencies = dependencies
 
     @classmethod
-    def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> Self:
-        return cls(CacheDependencies.without_directory(origin, clock, observer))
+    def without_directory(cls, origin: Origin, clock: Clock) -> Self:
+        return cls(CacheDependencies.without_directory(origin, clock))
 
     async def open_range(
         self,
@@ -128,7 +128,7 @@ class PassthroughCache:
         content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
         if content is None:
             return None
-        dependencies.observer.miss_bytes(slot, byte_range.length)
+        metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
         return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
@@ -184,7 +184,7 @@ class PassthroughCache:
             if dependencies.isolation.writable and dependencies.directory.index.has_object(object_id):
                 await dependencies.threads.index(dependencies.directory.drop_object, object_id)
         except StoreUnavailable:
-            dependencies.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
 
     async def close(self) -> None:
         """Let go of everything. Readers must be gone."""
@@ -202,9 +202,7 @@ class BlockCache(PassthroughCache):
         self._beating = asyncio.create_task(opened.heartbeats.beat_on(opened.worker), name="heartbeat")
 
     @classmethod
-    async def open(
-        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, observer: CacheMetrics
-    ) -> BlockCache:
+    async def open(cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock) -> BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 
         StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
@@ -217,8 +215,8 @@ class BlockCache(PassthroughCache):
         except BaseException:
             threads.shut_down()
             raise
-        opened.evicted_at_open.tell(observer)
-        return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock, observer))
+        opened.evicted_at_open.tell()
+        return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock))
 
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
         return HeldObject(self._dependencies, version, slot)
@@ -366,7 +364,7 @@ class BlockCache(PassthroughCache):
         if ingest is None:
             return 0
         blocks, evicted = await dependencies.threads.index(dependencies.directory.ingest, ingest)
-        evicted.tell(dependencies.observer)
+        evicted.tell()
         return blocks
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
@@ -404,7 +402,7 @@ class BlockCache(PassthroughCache):
         dependencies = self._dependencies
         await self._account()
         await self._in_steps(dependencies.directory.shrinking())
-        (await dependencies.threads.index_later(dependencies.directory.shrink)).tell(dependencies.observer)
+        (await dependencies.threads.index_later(dependencies.directory.shrink)).tell()
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
         while await self._dependencies.threads.index_later(next, steps, _DONE) is not _DONE:
@@ -426,7 +424,7 @@ class BlockCache(PassthroughCache):
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
         own = self._dependencies
-        return Scrubber(settings, own.directory, own.threads, own.isolation, own.clock, own.observer)
+        return Scrubber(settings, own.directory, own.threads, own.isolation, own.clock)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""

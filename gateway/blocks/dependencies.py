@@ -23,7 +23,6 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProb
 from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
-from gateway.telemetry.metric_observers import CacheMetrics
 
 PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
 """Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
@@ -60,16 +59,15 @@ class CacheDependencies(FetchDependencies):
         threads: DiskThreads,
         origin: Origin,
         clock: Clock,
-        observer: CacheMetrics,
     ) -> CacheDependencies:
         """Give each part those others that it works with."""
         blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
         blocks.on_unlink = open_files.drop
-        probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
-        isolation = CircuitBreaker(settings.directory, probe, clock, observer)
+        probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)
+        isolation = CircuitBreaker(settings.directory, probe, clock)
         threads.on_error = isolation.note
         threads.stalled = lambda: blocks.index.stalled
-        shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock, observer
+        shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
         writer = GroupCommitWriter(of_fetches)
         fetches = SingleFlight(of_fetches, writer)
@@ -77,10 +75,8 @@ class CacheDependencies(FetchDependencies):
         return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
 
     @classmethod
-    def without_directory(cls, origin: Origin, clock: Clock, observer: CacheMetrics) -> CacheDependencies:
+    def without_directory(cls, origin: Origin, clock: Clock) -> CacheDependencies:
         """Return the parts of a cache without a directory. Its breaker is open: no reader comes to a missing part."""
-        settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock, observer)
+        settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock)
         none: Any = SimpleNamespace(index=None)
-        return cls(
-            settings, none, none, origin, none, none, none, breaker, clock, observer, none, none, none, none, none
-        )
+        return cls(settings, none, none, origin, none, none, none, breaker, clock, none, none, none, none, none)

@@ -13,7 +13,6 @@ import typer
 
 from gateway import __version__
 from gateway.cli import jobs, snapshots, writeback
-from gateway.cli.callers import callers
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
     LOOK,
@@ -33,11 +32,9 @@ from gateway.cli.common import (
     report_problems,
 )
 from gateway.cli.doctor import doctor
-from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.init import init
-from gateway.cli.requests import requests
-from gateway.cli.slots import slots
+from gateway.cli.looks import callers, explain, requests, slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
@@ -202,11 +199,7 @@ def check_config(
         "forebay status --json | jq .gateway.ready",
     )
 )
-def status(
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
-) -> None:
+def status(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
     """Show the state of the running gateway. Exit code 0 when it is ready."""
     answer = admin_client(admin_url, config).status()
     if json:

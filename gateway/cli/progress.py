@@ -5,15 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gateway.admin.formatting import size_text
@@ -23,8 +15,7 @@ _WINDOW_SECONDS = 60.0
 
 
 class RateColumn(ProgressColumn):
-    """Bytes per second, in the units that everything else here has: as the task's field `bytes_per_second` says, where
-    it has one."""
+    """Bytes per second, in the units of all else here: the task's field `bytes_per_second`, if it has one."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.fields.get("bytes_per_second", task.speed)

@@ -9,13 +9,17 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain, islice
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
 from rich.text import Text
+
+from gateway.admin.formatting import size_text
 
 LINES_MAX = 5
 """For one entry."""
@@ -30,11 +34,18 @@ _MEASURED_ROWS = 1000
 """Widths are those of the first rows: a list may have millions."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`shortened`: it may be cut in the middle. Columns of the greatest `rank` leave first, those of 0 never."""
+class Column(Generic[T]):
+    """`cell` gives the text of an entry; a `shortened` one may be cut in the middle.
+
+    Columns of the greatest `rank` leave first, those of 0 never.
+    """
 
     title: str
+    cell: Callable[[T], str] = str
     right: bool = False
     shortened: bool = False
     rank: int = 0
@@ -54,23 +65,42 @@ def terminal_width(*, stderr: bool = False) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Row], *, stderr: bool = False) -> None:
-    """Write it as rows come; nothing where there is none."""
+Columns: TypeAlias = Sequence[Column[T]]
+
+
+def rows_of(columns: Columns[T], entries: Iterable[T], style: Callable[[T], str] = lambda _: "") -> Iterator[Row]:
+    return (Row([column.cell(one) for column in columns], style(one)) for one in entries)
+
+
+def print_table(
+    columns: Columns[T], entries: Iterable[T], style: Callable[[T], str] = lambda _: "", *, stderr: bool = False
+) -> None:
+    """Write a table as entries come; nothing without any."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    for text, style in table_lines(columns, rows, terminal_width(stderr=stderr)):
-        console.print(Text(text, style), soft_wrap=True)
+    for text, line_style in table_lines(columns, rows_of(columns, entries, style), terminal_width(stderr=stderr)):
+        console.print(Text(text, line_style), soft_wrap=True)
+
+
+def some_bytes_text(size_bytes: int | None) -> str:
+    return size_text(size_bytes) if size_bytes else NOTHING
+
+
+def rate_text(bytes_per_second: float | None) -> str:
+    return NOTHING if bytes_per_second is None else f"{size_text(bytes_per_second)}/s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return `0:12:05`."""
+    return NOTHING if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def table_lines(
-    columns: Sequence[Column],
-    rows: Iterable[Row],
-    width: int | None,
-    *,
-    fold: bool = True,
-    comfortable: int = _COMFORTABLE,
+    columns: Columns[Any], rows: Iterable[Row], width: int | None, *, fold: bool = True, comfortable: int = _COMFORTABLE
 ) -> Iterator[tuple[str, str]]:
-    """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
-    not told of; names are `comfortable` wide before they leave."""
+    """Yield lines and their styles, the head first; `width` None: nothing is cut.
+
+    Without `fold` removed columns are not mentioned; names are `comfortable` wide before they leave.
+    """
     left = iter(rows)
     first = list(islice(left, _MEASURED_ROWS))
     if not first:
@@ -97,8 +127,8 @@ def _common(cells: Sequence[str]) -> int:
     return max(0, first.rfind("/", 0, same))
 
 
-def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
-    """The columns that stay on the line, and how wide they are."""
+def _layout(columns: Columns[Any], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
+    """Return the columns that stay on the line, and their widths."""
     shown = dict(enumerate(widths))
     if width is None:
         return shown
@@ -115,8 +145,8 @@ def _total(widths: dict[int, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
-    """The widest of those that may be shortened give room first."""
+def _shrunk(columns: Columns[Any], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
+    """Shorten the widest of those that may be shortened first."""
     found = dict(widths)
     while _total(found) > width:
         wide = [i for i in found if columns[i].shortened and found[i] > least]
@@ -127,7 +157,7 @@ def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least
 
 
 def _line(
-    columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
+    columns: Columns[Any], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
 ) -> str:
     parts = []
     for i, wide in layout.items():
@@ -146,8 +176,10 @@ def cut(line: str, width: int) -> str:
 
 
 def shortened(text: str, width: int, common: int = 0) -> str:
-    """Return the text without its middle if it is too long: beginning and end tell names apart. If its first `common`
-    characters are those of its neighbours, leave those out."""
+    """Return a text that is too long without its middle: beginning and end tell names apart.
+
+    If its first `common` characters are those of its neighbours, leave those out.
+    """
     if cell_len(text) <= width:
         return text
     first = common - (len(text) - width + 1)
@@ -176,14 +208,14 @@ def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> l
 
 
 def print_text(text: str, style: str = "", *, indent: int = 2) -> None:
-    """A sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
+    """Print a sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
     console = Console(highlight=False, markup=False, emoji=False)
     for line in wrapped(text, indent):
         console.print(Text(line, style), soft_wrap=True)
 
 
 def wrapped(text: str, indent: int) -> list[str]:
-    """The lines of a sentence, as `print_text` prints it."""
+    """Return the lines of a sentence, as `print_text` prints it."""
     width = terminal_width()
     if width is None:
         return [text]
@@ -192,6 +224,6 @@ def wrapped(text: str, indent: int) -> list[str]:
 
 
 def fitted(text: str, *, stderr: bool = False) -> str:
-    """A name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
+    """Return a name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
     width = terminal_width(stderr=stderr)
     return text if width is None else shortened(text, width)

@@ -53,9 +53,10 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.audit_log import AuditLog
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, count_request
 from gateway.telemetry.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
@@ -297,7 +298,7 @@ def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
 
 
 def ready_lines(reply: Response, request_id: str) -> bytes:
-    """The fields of an answer's head that a server need not look at, as lines."""
+    """Return the fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
     cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
     return b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
@@ -317,7 +318,7 @@ def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
 
 
 def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
-    """The fields that belong to this answer alone, as its handler gave them."""
+    """Return the fields that belong to this answer alone, as its handler gave them."""
     headers = reply.headers  # most often there are none, and even an empty comprehension costs something
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
 
@@ -447,7 +448,6 @@ class S3App:
     authenticator: Authenticator
     base_domains: tuple[str, ...]
     instance_id: str
-    observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
@@ -503,7 +503,7 @@ class S3App:
             raise
         finally:
             if record.waits:
-                self.observer.in_flight(-1)
+                metrics.REQUESTS_IN_FLIGHT.add(-1)
             if record.admission is not None:
                 record.admission.leave()
             if record.file is not None and self.services.reads is not None:
@@ -516,18 +516,16 @@ class S3App:
         """To be called before anything is waited for: until then the server has no task for the request."""
         await in_task()
         record.waits = True
-        self.observer.in_flight(1)
+        metrics.REQUESTS_IN_FLIGHT.add(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
     def _report(self, record: RequestRecord, scope: Scope) -> None:
         seconds = time.perf_counter() - record.started
         received_bytes = record.body.received_bytes if record.body is not None else 0
-        self.observer.ended(
-            record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
-        )
-        self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
+        sizes = record.sent_bytes, received_bytes
+        count_request(record.operation, record.slot, record.status, record.cache, seconds, *sizes, record.credential)
         if record.reason is not None:
-            self.observer.missed(record.operation, record.slot, record.reason)
+            metrics.MISSES.add(1, record.operation, record.slot, record.reason)
         recent, access = self.recent, self.access
         if int(time.time()) // MINUTE_SECONDS != recent.minute:
             recent.look()
@@ -588,7 +586,7 @@ class S3App:
         return True
 
     def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:
-        """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
+        """Close the connection: the head is out, so only a body that ends early can tell the client of the error."""
         record.status = BROKEN_OFF
         reply.failed(error)
         self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import orjson
 
@@ -35,7 +34,7 @@ class JobState(StrEnum):
 class Job:
     """One job, as it stands.
 
-    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `offset`
+    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `place`
     says up to where in its list everything is done. What lies behind it is done again after a restart, which costs a
     look at the index and no transfer.
 
@@ -53,7 +52,7 @@ class Job:
     state: JobState = JobState.RUNNING
     created_at: float = 0.0
     ended_at: float | None = None
-    offset: int = 0
+    place: int = 0
     objects_found: int = 0
     bytes_found: int = 0
     found_all: bool = False
@@ -73,37 +72,19 @@ class Job:
         return replace(self, objects_failed=self.objects_failed + 1, errors=errors)
 
 
-def to_document(job: Job) -> dict[str, Any]:
-    """As the admin port shows it, and as it is kept."""
-    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__ if name != "offset"}
-    return fields | {
-        "place": job.offset,
-        "kind": job.kind.value,
-        "state": job.state.value,
-        "errors": list(job.errors),
-    }
-
-
 def pack(job: Job) -> bytes:
     """Return the bytes of the job's file."""
-    return orjson.dumps({"format": FORMAT_VERSION, "job": to_document(job)}, option=orjson.OPT_INDENT_2)
+    return orjson.dumps({"format": FORMAT_VERSION, "job": job}, option=orjson.OPT_INDENT_2)
 
 
 def unpack(content: bytes) -> Job | None:
-    """The job; None for anything that this version has not written."""
+    """Return the job; None for anything that this version has not written."""
     try:
         document = orjson.loads(content)
         if document["format"] != FORMAT_VERSION:
             return None
         fields = document["job"]
-        return Job(
-            **fields
-            | {
-                "kind": JobKind(fields["kind"]),
-                "state": JobState(fields["state"]),
-                "errors": tuple(fields["errors"]),
-                "offset": fields.pop("place"),
-            }
-        )
+        made = {"kind": JobKind(fields["kind"]), "state": JobState(fields["state"]), "errors": tuple(fields["errors"])}
+        return Job(**fields | made)
     except (ValueError, KeyError, TypeError):
         return None

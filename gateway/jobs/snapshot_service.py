@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job
@@ -42,42 +43,41 @@ class SnapshotService:
         self._homes = dependencies.homes
         self._imports = 0
 
-    async def all(self) -> list[dict[str, Any]]:
-        """Every snapshot by name; `problem` says why one cannot be used, `slots` names those that it freezes."""
-        found = await asyncio.to_thread(self._store.all)
-        return [
-            (one.manifest.document() if one.manifest is not None else {"name": one.name})
-            | {"problem": one.problem, "slots": self._slots_of(one.name)}
-            for one in found
-        ]
+    async def all(self) -> list[to.Snapshot]:
+        """Return every snapshot, by name."""
+        found = []
+        for one in await asyncio.to_thread(self._store.all):
+            known = one.manifest.document() if one.manifest is not None else {"name": one.name}
+            found.append(to.Snapshot(**known, problem=one.problem, slots=self._slots_of(one.name)))
+        return found
 
-    async def one(self, name: str) -> dict[str, Any]:
-        """One of them; NoSuchSnapshot."""
+    async def one(self, name: str) -> to.Snapshot:
+        """Return one of them; NoSuchSnapshot."""
         valid_name(name)
-        found = [one for one in await self.all() if one["name"] == name]
+        found = [one for one in await self.all() if one.name == name]
         if not found:
             raise NoSuchSnapshot(f"there is no snapshot {name!r}")
         return found[0]
 
-    async def slots(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """The slots that are frozen, and what is the matter with their snapshots; `problem` None: nothing.
+    async def slots(self, *, whole: bool = False) -> list[to.FrozenSlot]:
+        """Return the slots that are frozen, and the problems of their snapshots.
 
-        With `whole`, all of each is read to know that; else what can be told at a glance is.
+        With `whole`, read all of each snapshot to know them, and the beginning otherwise.
         """
         return [
-            {
-                "slot": slot.name,
-                "snapshot": slot.snapshot,
-                "problem": await asyncio.to_thread(self._problem, slot, whole=whole),
-            }
+            to.FrozenSlot(
+                slot=slot.name,
+                snapshot=slot.snapshot,
+                problem=await asyncio.to_thread(self._problem, slot, whole=whole),
+            )
             for slot in self._frozen()
         ]
 
     async def warn(self) -> None:
         """Log which slots cannot be answered, and what to do about it."""
         for one in await self.slots(whole=True):
-            if one["problem"] is not None:
-                _log.warning("a slot cannot be served from its snapshot", slot=one["slot"], problem=one["problem"])
+            if one.problem is not None:
+                _log.warning("a slot cannot be served from its snapshot", slot=one.slot, problem=one.problem)
 
     def _frozen(self) -> list[Slot]:
         return [slot for slot in self._dependencies.slots if slot.consistency == "snapshot"]
@@ -111,7 +111,7 @@ class SnapshotService:
         after = self._entries(other) if other is not None else pages(self._dependencies, prefix, None)
         return _in_pieces(differences(self._entries(name), after))
 
-    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
+    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
         """Make one of JSON lines, in any order of keys; BadLine, SnapshotConflict, SnapshotError, StoreUnavailable."""
         await check_free(self._dependencies, valid_name(name))
         if self._imports >= IMPORTS_MAX:
@@ -122,7 +122,7 @@ class SnapshotService:
         finally:
             self._imports -= 1
 
-    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
+    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
         lines, now = LineReader(), self._dependencies.clock.now()
         begun: SnapshotStaging | None = None
         try:
@@ -149,7 +149,7 @@ class SnapshotService:
         mark = f"import-{secrets.token_hex(8)}"
         return await steadily(SnapshotStaging.begin, self._store, mark, origins)
 
-    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> dict[str, Any]:
+    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> to.Snapshot:
         expected = None
         if header.objects is not None and header.digest is not None:
             expected = header.objects, header.digest
@@ -159,7 +159,7 @@ class SnapshotService:
         return await self.one(manifest.name)
 
     async def _check(self, name: str) -> Prefix:
-        """The prefix of a snapshot that can be read."""
+        """Return the prefix of a snapshot that can be read."""
         return (await asyncio.to_thread(self._store.check, valid_name(name))).scope
 
     async def _entries(self, name: str) -> AsyncGenerator[list[ListedEntry], None]:

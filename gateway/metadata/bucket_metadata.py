@@ -28,7 +28,7 @@ from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
@@ -130,13 +130,11 @@ class BucketMetadataCache:
         now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
-        observer: SmallAnswerMetrics,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self.now = now
         self.is_on = ttl_seconds > 0
         self._ttl_seconds = ttl_seconds
-        self._observer = observer
         self._file = BucketMetadataFile(directory, size_bytes_max=size_bytes_max)
         self._thread = DiskThread("bucket metadata")
         self._paused_until_seconds = 0.0
@@ -161,10 +159,6 @@ class BucketMetadataCache:
             keeping = self._thread.submit(self._file.put, question.record_key, record)
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
 
-    def answered(self, question: BucketQuery, outcome: str) -> None:
-        """Count a question that has its answer: hit, miss or stale."""
-        self._observer.answered(question.operation, outcome)
-
     async def settle(self) -> None:
         """Wait until all answers submitted so far are written or given up."""
         with suppress(TimeoutError):
@@ -178,13 +172,13 @@ class BucketMetadataCache:
     def _may_use_disk(self, question: BucketQuery) -> bool:
         if self.now(question.bucket).seconds >= self._paused_until_seconds and self._thread.waiting < WAITING_MAX:
             return True
-        self._observer.trouble(StoreTrouble.UNAVAILABLE)
+        metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.UNAVAILABLE)
         return False
 
     def _judged(self, question: BucketQuery, record: bytes, slot: Slot) -> Recalled | None:
         found = unpack(question.record_key, record)
         if found is None:
-            self._observer.trouble(StoreTrouble.DAMAGED)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.DAMAGED)
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
@@ -192,7 +186,7 @@ class BucketMetadataCache:
 
     def _count(self, question: BucketQuery, result: object) -> None:
         if isinstance(result, StoreTrouble):
-            self._observer.trouble(result)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, result)
             self._paused_until_seconds = self.now(question.bucket).seconds + PAUSE_SECONDS
 
 
@@ -210,7 +204,7 @@ class BucketMetadataFile:
         self._inode: int | None = None
 
     def get(self, key: bytes) -> bytes | StoreTrouble | None:
-        """The record that was put there last; None when there is none."""
+        """Return the record that was put there last; None when there is none."""
         return self._attempt(lambda cache: cast("bytes | None", cache.get(key)))
 
     def put(self, key: bytes, record: bytes) -> StoreTrouble | None:
@@ -235,7 +229,7 @@ class BucketMetadataFile:
             return StoreTrouble.UNAVAILABLE if is_passing else StoreTrouble.DAMAGED
 
     def _opened(self) -> _Cache:
-        """The connection, made anew where another process has made the file anew."""
+        """Return the connection, opened again where another process has replaced the file."""
         if self._cache is not None and _inode(self._database) == self._inode:
             return self._cache
         self.close()
@@ -311,7 +305,7 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
 
 
 def pack(key: bytes, observed: ObservedAt, answer: BucketAnswer) -> bytes:
-    """The record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
+    """Pack a record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
     headers = "\n".join(f"{name}:{value}" for name, value in answer.headers).encode("latin-1")
     fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.epoch, observed.seconds, answer.status, len(headers))
     record = fixed[_CHECKSUM_BYTES:] + headers + answer.body

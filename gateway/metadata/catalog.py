@@ -57,7 +57,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -106,16 +106,15 @@ class CatalogHit(NamedTuple):
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogMetrics) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
-        self.observer = observer
         self._store = opened.store if opened is not None else None
         self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
         self._boot = opened.boot if opened is not None else 0
-        self._writer = CatalogWriter(self._store, observer)
-        self.listing = ListingIndex(opened, self._epochs, clock, observer)
+        self._writer = CatalogWriter(self._store)
+        self.listing = ListingIndex(opened, self._epochs, clock)
         self.in_doubt = InDoubtWrites(clock)
         self.joined_calls = JoinedCalls(clock)
         self.sizes_seen = SizesSeen()
@@ -137,7 +136,6 @@ class Catalog:
         *,
         homes: Homes,
         clock: Clock,
-        observer: CatalogMetrics,
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
@@ -156,16 +154,16 @@ class Catalog:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
             await thread.close(0.0)  # it ends with what it does now, however long that takes
-        return cls(origin, opened, clock, observer)
+        return cls(origin, opened, clock)
 
     @classmethod
-    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogMetrics) -> Catalog:
+    def switched_off(cls, origin: Origin, clock: Clock) -> Catalog:
         """One that remembers nothing, where the directory cannot be used.
 
         Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a
         gateway must do without together: one that writes without the directory could not void what another remembers.
         """
-        return cls(origin, None, clock, observer)
+        return cls(origin, None, clock)
 
     async def ask(
         self,
@@ -209,17 +207,13 @@ class Catalog:
             return head
 
     def shown(self, key: ObjectKey, etag: str | None) -> None:
-        """Forget what is remembered of another version: an answer that is not learned tells a reader that the object
-        has this ETag now, or None, that there is none. No reader is then led back to the other version."""
+        """Forget all versions but this ETag (None: no object): no reader of an unlearned answer goes back to one."""
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than the origin has just listed it, in order.
-
-        Call this before any client learns of it.
-        """
+        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it."""
         self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
@@ -252,7 +246,7 @@ class Catalog:
         return known[0]
 
     def learn_habits(self, bucket: str, found: OriginHabits) -> None:
-        """The origin's answers have shown this of a bucket. Told once, and to all processes."""
+        """Record what the origin's answers have shown of a bucket: once, and for all processes."""
         before = self.habits(bucket)
         now = before.joined(found)
         if now == before:
@@ -298,7 +292,7 @@ class Catalog:
         look: bool = False,
         purpose: Purpose = Purpose.LIVE,
     ) -> ObjectHead:
-        """The version of `key` that is current within the bound of `slot`; with `look` the origin is asked anyway.
+        """Return the version current within the bound of `slot`; with `look` the origin is asked anyway.
 
         Raises as `ask` does. `slot.consistency` strict, and headers that the origin must judge each time, always ask.
         An absence that is remembered comes as OriginAnswered 404 too, or as S3Error NoSuchKey where it is known that
@@ -315,9 +309,9 @@ class Catalog:
             entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
             if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
                 raise
-            self.observer.looked_up(slot.name, "stale")
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
             return _answer(key, entry, headers)
-        self.observer.looked_up(slot.name, "miss")
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         return head
 
     def remembered(self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]) -> ObjectHead | None:
@@ -328,16 +322,15 @@ class Catalog:
         if entry is None:
             return None
         if self._freshness(entry, slot) is Freshness.FRESH:
-            self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
             return _answer(key, entry, headers)
         if not self._is_confirmed(key, entry, slot):
             return None
-        self.observer.looked_up(slot.name, "listed")
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
         return _answer(key, entry, headers)
 
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
-        """Return a fresh version as `remembered` does, with a check for callers that answer by it repeatedly; None:
-        call `remembered`."""
+        """Return a fresh version as `remembered` does, checkable for repeated answers; None: call `remembered`."""
         if self._store is None or slot.consistency not in ("immutable", "ttl"):
             return None
         held = self._store.hold(key)
@@ -367,7 +360,7 @@ class Catalog:
         if not is_remembered(slot, headers):
             self.shown(head.version.key, head.version.etag)
             return
-        self.observer.looked_up(slot.name, "miss")
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         if head.version.etag:
             self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
@@ -431,7 +424,7 @@ class Catalog:
             self._epochs.change_bucket(bucket)
 
     def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> Sequence[int]:
-        """A write is about to be sent, of all keys of the bucket, or all buckets, where it names none.
+        """Note a write about to be sent: of these keys, of all keys of the bucket, or of all buckets if it names none.
 
         If this process is killed before `end_write`, nothing is believed that was asked about them before the next one
         in its place starts, or soon after.
@@ -439,8 +432,7 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
-        `begin_write`."""
+        """End a write, answered or not: forget what it changes. `places`: from `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:

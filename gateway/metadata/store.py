@@ -50,7 +50,7 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -248,7 +248,7 @@ class CatalogStore:
                 self._land(transaction, update)
 
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
-        """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
+        """Note that a listing has `key` otherwise than before: so (listing/records.py), or, with None, not at all.
 
         Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """
@@ -381,9 +381,8 @@ GATHERING_SECONDS = 0.01
 class CatalogWriter:
     """One process's queue. Callers do not wait for an update to land: until then its object is asked for again."""
 
-    def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
+    def __init__(self, store: CatalogStore | None) -> None:
         self._store = store
-        self._observer = observer
         self._thread = DiskThread("catalog")
         self._waiting: deque[CatalogUpdate] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -392,7 +391,7 @@ class CatalogWriter:
         if self._store is None:
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._observer.not_kept(1)
+            metrics.CATALOG_NOT_KEPT.add(1)
             return
         self._waiting.append(update)
         if self._writing is None:
@@ -418,7 +417,7 @@ class CatalogWriter:
                 try:
                     await self._thread.run(LAND_SECONDS_MAX, store.land, batch)
                 except (lmdb.Error, TimeoutError):
-                    self._observer.not_kept(len(batch))
+                    metrics.CATALOG_NOT_KEPT.add(len(batch))
                 if len(self._waiting) < LANDED_PER_TRANSACTION:
                     await asyncio.sleep(GATHERING_SECONDS)  # not of the clock: no promise hangs on it
         finally:

@@ -23,6 +23,7 @@ from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
+from gateway.telemetry import metrics
 
 _NOT_SET: Mapping[Operation, bytes] = {
     Operation.GET_BUCKET_ENCRYPTION: b"<Code>ServerSideEncryptionConfigurationNotFoundError</Code>",
@@ -47,7 +48,7 @@ async def bucket_answer(context: RequestContext) -> Response:
     looks_anew = wants_revalidation(context)
     known = None if looks_anew else await answers.recall(question, context.slot)
     if known is not None and known.freshness is Freshness.FRESH:
-        answers.answered(question, "hit")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "hit")
         return _remembered(request, known.answer)
     stale = known.answer if known is not None and known.freshness is Freshness.STALE else None
     reply = await _ask(context, question, payload, stale=stale)
@@ -71,13 +72,13 @@ async def _ask(
     except OriginUnreachable:
         if stale is None:
             raise
-        answers.answered(question, "stale")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "stale")
         return _remembered(context.request, stale)
     if stale is not None and response.status >= 500:
         await response.aclose()
-        answers.answered(question, "stale")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "stale")
         return _remembered(context.request, stale)
-    answers.answered(question, "miss")
+    metrics.SMALL_ANSWERS.add(1, question.operation, "miss")
     if not _may_be_kept(context.request.operation, response):
         return streamed_reply(response, head_only=context.request.method == "HEAD")
     return await _learned(context, question, asked, response)

@@ -40,6 +40,7 @@ from gateway.s3.headers import quote
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.list_result import EntryTemplate, listed_objects
 from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
     from gateway.writeback.journal.view import JournalView
@@ -238,7 +239,7 @@ def _response(listing: Listing, found: FoundPage) -> Response:
         count=len(page.keys) + len(page.prefixes),
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
-    listing.context.services.catalog.observer.listed(listing.context.slot.name, outcome)
+    metrics.LISTING_PAGES.add(1, listing.context.slot.name, outcome)
     reply = Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
     if reply.cache != "hit":
         reply.reason = listing.reason

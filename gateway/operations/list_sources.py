@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gateway.writeback.journal.view import JournalView
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
-"""The outcome of a page, for the catalog's observer."""
+"""The origin of a page, as metrics count it."""
 
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more on a page, the whole page is asked for."""

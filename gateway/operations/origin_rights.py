@@ -43,7 +43,7 @@ from gateway.s3.requests import (
     parse_copy_source,
 )
 from gateway.s3.xml import error_code_of
-from gateway.telemetry.metric_observers import AuthorizationMetrics
+from gateway.telemetry import metrics
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
@@ -63,8 +63,6 @@ _OF_A_SOURCE = {
     "x-amz-copy-source-server-side-encryption-customer-key-md5": "x-amz-server-side-encryption-customer-key-md5",
 }
 """Headers of a copy about its source → headers of a read of that source."""
-
-_metrics = AuthorizationMetrics()
 
 
 def authorized_by_origin(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
@@ -126,8 +124,7 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
 
 
 async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None:
-    """Check a request in the caller's name before it waits for pending writes of these keys: OriginAnswered with the
-    origin's refusal if the caller may not read one that the origin judges."""
+    """Raise OriginAnswered if the caller may not read a key, judged by the origin, whose pending writes it awaits."""
     pair, slots = context.signed_by, context.services.slots
     if pair is None or (context.request.operation in _READS and context.may_read):
         return
@@ -137,8 +134,7 @@ async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None
 
 
 async def judge_wait_for_all(context: RequestContext) -> None:
-    """Check a request like `judge_wait` before it waits for all that is pending under its prefix, or in its bucket: the
-    caller must have the right to list that."""
+    """Check a request like `judge_wait` before it waits for all of a prefix or bucket: may the caller list that?"""
     if context.signed_by is not None and context.request.operation not in _LISTINGS:
         await _RightsListing(context, context.signed_by).ask()
 
@@ -255,7 +251,7 @@ def _now(context: RequestContext) -> _Asked:
 
 
 def _not_said(slot: Slot) -> Exception:
-    _metrics.asked(slot.name, "failed")
+    metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
     return s3_error(
         "ServiceUnavailable",
         "The origin does not say whether the caller may do this. Please try again.",
@@ -264,8 +260,7 @@ def _not_said(slot: Slot) -> Exception:
 
 
 class _Read:
-    """The question whether the caller may read an object, with these headers. `operation` None: not to read it, but as
-    the source of a copy."""
+    """The question whether the caller may read an object. `operation` None: only as the source of a copy."""
 
     def __init__(
         self,
@@ -290,7 +285,7 @@ class _Read:
             return False
         if not self._is_own and not is_plainly_asked(self._headers):
             return False
-        _metrics.asked(self._slot.name, "remembered")
+        metrics.AUTHORIZATIONS.add(1, self._slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
@@ -305,8 +300,10 @@ class _Read:
             context.told = Told(head, began)
 
     async def may_be_told_to_wait(self) -> None:
-        """Raise OriginAnswered if the origin refuses the caller the object that it has; if it has none, one may be
-        pending, and is asked about once it is there. A yes is not remembered: it is for the older object."""
+        """Raise OriginAnswered if the origin refuses the caller the object that it has.
+
+        If it has none, one may be pending, and is asked about once it is there. A yes for the older object is not kept.
+        """
         try:
             await self._granted()
         except OriginAnswered as answer:
@@ -319,14 +316,14 @@ class _Read:
             if head is None or (self._is_of_bytes and _needs_a_key(head)):
                 await self._ask_for_a_byte()
         except OriginUnreachable:
-            _metrics.asked(self._slot.name, "failed")
+            metrics.AUTHORIZATIONS.add(1, self._slot.name, "failed")
             raise
         except OriginAnswered as answer:
             self._context.services.rights.revoke(self._right("bytes"))
             self._context.services.rights.revoke(self._right("metadata"))
-            _metrics.asked(self._slot.name, "denied" if answer.status == 403 else "other")
+            metrics.AUTHORIZATIONS.add(1, self._slot.name, "denied" if answer.status == 403 else "other")
             raise
-        _metrics.asked(self._slot.name, "allowed")
+        metrics.AUTHORIZATIONS.add(1, self._slot.name, "allowed")
         return head
 
     @property
@@ -416,11 +413,11 @@ class _RightsListing:
         rights, slot = self._context.services.rights, self._context.slot
         refusal = rights.refusal(self._right)
         if refusal is not None:
-            _metrics.asked(slot.name, "remembered")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
             raise refusal
         if not rights.holds(self._right):
             return False
-        _metrics.asked(slot.name, "remembered")
+        metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
@@ -430,16 +427,16 @@ class _RightsListing:
         try:
             await context.services.catalog.joined_calls.ask(question, self._send)
         except OriginUnreachable:
-            _metrics.asked(slot.name, "failed")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
             raise
         except OriginAnswered as answer:
-            _metrics.asked(slot.name, "denied" if answer.status == 403 else "other")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "denied" if answer.status == 403 else "other")
             if answer.status == 403 and is_plain:
                 rights.refuse(self._right, answer, asked.generation)
             else:
                 rights.revoke(self._right)
             raise
-        _metrics.asked(slot.name, "allowed")
+        metrics.AUTHORIZATIONS.add(1, slot.name, "allowed")
         if is_plain:
             rights.grant(self._right, asked.at_seconds + _least_ttl_seconds(context), asked.generation)
 

@@ -40,6 +40,7 @@ from gateway.s3.headers import (
     unquote,
 )
 from gateway.s3.requests import parse_copy_source
+from gateway.telemetry import metrics
 
 _GONE = frozenset({404, 412})
 """The origin's statuses for a version that it does not have any more."""
@@ -90,7 +91,7 @@ class SnapshotVersions:
                 return None
             head = ObjectHead(known.version, known.headers, known.last_modified)  # not `remembered`: never out of date
             self._snapshot.keep(head, with_checksums=with_checksums)
-        catalog.observer.looked_up(context.slot.name, "hit")
+        metrics.CATALOG_LOOKUPS.add(1, context.slot.name, "hit")
         return head
 
     async def ask(self, *, again: bool = False) -> ObjectHead:
@@ -100,7 +101,7 @@ class SnapshotVersions:
         head = await catalog.ask(context.object_key, context.slot, headers=self.conditions(), part_number=part_number)
         if not is_same_version(head.version, self._object().version):
             raise OriginAnswered(412, [], b"")
-        catalog.observer.looked_up(context.slot.name, "miss")
+        metrics.CATALOG_LOOKUPS.add(1, context.slot.name, "miss")
         if part_number is None:
             self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
         return head
@@ -163,7 +164,7 @@ class SnapshotVersions:
             key = self.context.object_key.key
             self._frozen = self._snapshot.find(key)
             if self._frozen is None:
-                self.context.services.catalog.observer.looked_up(self.context.slot.name, "absent")
+                metrics.CATALOG_LOOKUPS.add(1, self.context.slot.name, "absent")
                 raise s3_error("NoSuchKey", Key=key)
         return self._frozen
 
@@ -214,7 +215,7 @@ class SnapshotVersions:
                 )
             reason, has = "changed", f"has ETag {strong_etag(head.version.etag)}"
         self._snapshot.lose(context.object_key.key)
-        context.services.snapshots.observer.refused(context.slot.name, reason)
+        metrics.SNAPSHOT_REFUSALS.add(1, context.slot.name, reason)
         return s3_error(
             "PreconditionFailed",
             f"{_frozen_as(context.object_key, self._snapshot, frozen)}, and the origin {has}. "

@@ -30,7 +30,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.origin.client import Purpose
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import WarmUpMetrics
+from gateway.telemetry import metrics
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 WAITING_MAX = 4096
@@ -77,7 +77,6 @@ class WarmUpQueue:
         self._catalog = catalog
         self._clock = clock
         self._is_pending = is_pending
-        self._observer = WarmUpMetrics()
         self._waiting = OrderedDict[str, deque[tuple[ObjectVersion, Slot]]]()
         """By caller; the next in turn comes first."""
         self._waiting_count = 0
@@ -90,8 +89,10 @@ class WarmUpQueue:
         self._is_closed = False
 
     async def look(self, version: ObjectVersion, slot: Slot) -> Explanation:
-        """Return which blocks of a version are cached and whether it is kept. Concurrent callers share one look; it
-        counts for a while, but not past the end of the version's warm-up. StoreUnavailable."""
+        """Return which blocks of a version are cached and whether it is kept. StoreUnavailable.
+
+        Concurrent callers share one look; it counts for a while, but not past the end of the version's warm-up.
+        """
         found = self._looks.get(version)
         if found is None or found.until <= self._clock.monotonic():
             task = asyncio.create_task(self._look(version, slot), name="look at a warm-up", context=Context())
@@ -113,8 +114,7 @@ class WarmUpQueue:
             del self._looks[version]
 
     def begin(self, version: ObjectVersion, slot: Slot, caller: str) -> bool:
-        """Fetch all blocks of a version in the background; return False if too many objects wait, in all or of this
-        caller. Known versions are not queued again."""
+        """Fetch a version in the background, once. Return False if too many objects wait, in all or of this caller."""
         if version in self._known:
             return True
         mine = self._waiting.get(caller, ())
@@ -123,7 +123,7 @@ class WarmUpQueue:
         self._known.add(version)
         self._waiting.setdefault(caller, deque()).append((version, slot))
         self._waiting_count += 1
-        self._observer.waiting(1)
+        metrics.WARM_UP_WAITING.add(1)
         if len(self._running) < OBJECTS_AT_ONCE:
             # In a context of its own: what belongs to the request ends with it.
             task = asyncio.create_task(self._work(), name="warm-up", context=Context())
@@ -144,7 +144,7 @@ class WarmUpQueue:
             task.cancel()
         looking = [look.task for look in self._looks.values()]  # on threads, which must end
         await asyncio.gather(*running, *looking, return_exceptions=True)
-        self._observer.waiting(-self._waiting_count)
+        metrics.WARM_UP_WAITING.add(-self._waiting_count)
         self._waiting.clear()
         self._waiting_count = 0
         self._known.clear()
@@ -154,7 +154,7 @@ class WarmUpQueue:
             while self._waiting:
                 version, slot = self._next()
                 try:
-                    self._observer.ended(slot.name, await self._fetched(version, slot))
+                    metrics.WARM_UP_OBJECTS.add(1, slot.name, await self._fetched(version, slot))
                 finally:
                     self._known.discard(version)
                     self._looks.pop(version, None)
@@ -170,7 +170,7 @@ class WarmUpQueue:
         if waiting:
             self._waiting[caller] = waiting
         self._waiting_count -= 1
-        self._observer.waiting(-1)
+        metrics.WARM_UP_WAITING.add(-1)
         return found
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:

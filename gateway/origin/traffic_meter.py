@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from gateway.core import cancellation
 from gateway.core.immutable import immutable
@@ -25,6 +25,8 @@ from gateway.origin.client import (
 )
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.shared.recent_requests import RecentRequests
+from gateway.telemetry import metrics
 
 
 @immutable
@@ -88,8 +90,10 @@ class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
-        """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
-        Who is cancelled has taken nothing. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass; return the seconds waited for the slot's own ceiling, and for the link.
+
+        A cancelled caller has taken nothing. Raises CeilingsReplaced.
+        """
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
@@ -106,10 +110,10 @@ class Ceilings(Protocol):
         """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """An answer has begun so long after the last byte of its request."""
+        """Note that an answer has begun `seconds` after the last byte of its request."""
 
     def slowed(self, direction: Direction) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
 
 
 class RequestRateLimits(Protocol):
@@ -122,35 +126,25 @@ class RequestRateLimits(Protocol):
         """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
-        """A request is sent without having waited, on account of those behind it."""
+        """Charge a request that is sent without having waited to those behind it."""
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """The origin has refused, for their number, a request that was sent at a monotonic time."""
-
-
-class OriginObserver(Protocol):
-    """Told of everything that passes, for metrics."""
-
-    def origin_attempt(self, attempt: Attempt) -> None:
-        """One try of a request is over."""
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        """A piece of a body has passed."""
-
-    def origin_waited(self, direction: Direction, slot: str, by: Literal["ceiling", "link"], seconds: float) -> None:
-        """A piece was held back by the slot's own ceiling, or by the link."""
+        """Note that the origin refused a request, sent at a monotonic time, for the number of requests."""
 
 
 class OriginMeter:
-    """Counts for `observer`, and keeps `ceilings` and `requests`, where there are any.
+    """Counts all requests of this process to its origins, and keeps `ceilings` and `requests`, where there are any.
 
-    Whatever talks to an origin in this process shares one. For `S3Origin` it is what holds requests back.
+    `recent` keeps the failures. `S3Origin` asks it before it sends a request.
     """
 
     def __init__(
-        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRateLimits | None = None
+        self,
+        ceilings: Ceilings | None = None,
+        requests: RequestRateLimits | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
-        self._observer = observer
+        self._recent = recent
         self._ceilings = ceilings
         self.requests = requests
         """Replaced, too."""
@@ -167,18 +161,24 @@ class OriginMeter:
             before.release()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
-        return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
+        return TrafficMeter(self, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
-        """A try is over. A body in memory that was sent once more is on the account once more."""
-        self._observer.origin_attempt(attempt)
+        """Count a try that is over; a body in memory that was sent again counts again."""
+        status = "unreachable" if attempt.status is None else str(attempt.status)
+        purpose = attempt.purpose.value
+        metrics.ORIGIN_REQUESTS.add(1, attempt.method, status, purpose, attempt.slot, attempt.origin)
+        metrics.ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, purpose, attempt.origin)
+        if self._recent is not None and (attempt.status is None or attempt.status >= 500 or attempt.status == 429):
+            of_request = attempt.method, attempt.bucket, attempt.key, attempt.slot, purpose
+            self._recent.origin_failed(*of_request, status, attempt.seconds)
         if self.ceilings is not None:
             if attempt.kind is not None:
                 self.ceilings.answered(attempt.kind, attempt.answer_seconds)
             elif attempt.status in (429, 503):
                 self.ceilings.slowed("read" if attempt.method in ("GET", "HEAD") else "write")
         if attempt.sent_again_bytes:
-            self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
+            metrics.ORIGIN_BYTES.add(attempt.sent_again_bytes, "write", purpose, attempt.slot)
             limiter = self.limiter("write", attempt.slot)
             if limiter is not None:
                 limiter.charge(attempt.sent_again_bytes)
@@ -210,11 +210,8 @@ class OriginMeter:
 class TrafficMeter:
     """Counts one body, and holds its pieces back."""
 
-    def __init__(
-        self, of_all: OriginMeter, observer: OriginObserver, direction: Direction, slot: str, purpose: Purpose
-    ) -> None:
+    def __init__(self, of_all: OriginMeter, direction: Direction, slot: str, purpose: Purpose) -> None:
         self._of_all = of_all
-        self._observer = observer
         self._direction: Direction = direction
         self._slot = slot
         self._purpose = purpose.value
@@ -233,7 +230,7 @@ class TrafficMeter:
         return self._limiter
 
     def count(self, count: int) -> None:
-        self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
+        metrics.ORIGIN_BYTES.add(count, self._direction, self._purpose, self._slot)
 
     def passes(self, count: int) -> bool:
         """Return True if a piece of `count` bytes passes without waiting; it is counted then."""
@@ -252,13 +249,9 @@ class TrafficMeter:
                 has_passed = True
             except CeilingsReplaced as replaced:
                 waited = replaced.waited
-            self._tell_waited(*waited)
-
-    def _tell_waited(self, ceiling_seconds: float, link_seconds: float) -> None:
-        if ceiling_seconds > 0:
-            self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
-        if link_seconds > 0:
-            self._observer.origin_waited(self._direction, self._slot, "link", link_seconds)
+            for by, seconds in zip(("ceiling", "link"), waited, strict=True):
+                if seconds > 0:
+                    metrics.BANDWIDTH_WAIT_SECONDS.add(seconds, by, self._direction, self._slot)
 
 
 class MeteredOrigin:

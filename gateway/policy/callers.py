@@ -32,11 +32,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+from gateway.telemetry import metrics
 
 BEAT_SECONDS = 0.2
 
@@ -103,19 +104,6 @@ class CallerClass:
     product: str | None = None
 
 
-class CallersObserver(Protocol):
-    """Counts the fates of requests. `name` is a credential's access key id, or a class's name."""
-
-    def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
-        """Count a request that begins to wait (1), or ends its wait (-1)."""
-
-    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None:
-        """Add the seconds that requests have waited since the last call, even while they wait."""
-
-    def refused(self, scope: Scope, name: str, limit: LimitName) -> None: ...
-    def running(self, scope: Scope, name: str, change: int) -> None: ...
-
-
 class CallerRefused(Exception):
     """There was no room in time."""
 
@@ -145,21 +133,6 @@ class _CallerWaiter:
     """False: the process ends. Or LimitsReplaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    """Reports the waits at a gate. (It must not refer to the gate: shared memory is freed with its last holder.)"""
-
-    observer: CallersObserver
-    scope: Scope
-    name: str
-
-    def waiting(self, limit: LimitName, change: int) -> None:
-        self.observer.waiting(self.scope, self.name, limit, change)
-
-    def waited(self, limit: LimitName, seconds: float) -> None:
-        self.observer.waited(self.scope, self.name, limit, seconds)
-
-
 class Gate:
     """One limit of an account, as one process sees that of all. Event loop only."""
 
@@ -167,16 +140,15 @@ class Gate:
         self,
         cells: SharedCells,
         row: int,
-        flows: int,
+        account: AccountPlan,
         clock: Clock,
         rate: float | None,
         most: int | None,
-        waits: _Waits,
         direction: Direction | None = None,
     ) -> None:
         self._cells, self._clock, self._most = cells, clock, most
-        self._waits, self._direction, self._told_at = waits, direction, clock.monotonic()
-        self._flows, self.rate = flows, rate
+        self._scope, self._name, self._direction = account.scope, account.name, direction
+        self._flows, self.rate, self._told_at = account.flows, rate, clock.monotonic()
         self._own = cells.own
         self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
         row += ROWS_OF_BUCKET
@@ -185,8 +157,8 @@ class Gate:
         self._until = cells.numbers(row + 1)
         self._floors = cells.numbers(row + 2)
         self._first_row = row + 3
-        self._tags = [cells.numbers(row + 3 + flow) for flow in range(flows)]
-        self._since = [cells.numbers(row + 3 + flows + flow) for flow in range(flows)]
+        self._tags = [cells.numbers(row + 3 + flow) for flow in range(self._flows)]
+        self._since = [cells.numbers(row + 3 + self._flows + flow) for flow in range(self._flows)]
         self._queues: dict[int, deque[_CallerWaiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
@@ -258,7 +230,8 @@ class Gate:
         limit = self.limit
         self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        self._waits.waiting(limit, 1)
+        metrics.CALLER_WAITS.add(1, self._scope, self._name, limit)
+        metrics.CALLER_WAITING.add(1, self._scope, self._name, limit)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
@@ -267,7 +240,7 @@ class Gate:
                 self.leave(cost)
             raise
         finally:
-            self._waits.waiting(limit, -1)
+            metrics.CALLER_WAITING.add(-1, self._scope, self._name, limit)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
@@ -389,7 +362,8 @@ class Gate:
 
     def _tell_waits(self, now: float) -> None:
         if self._queues and now > self._told_at:
-            self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
+            waited_seconds = (now - self._told_at) * self.waiting
+            metrics.CALLER_WAIT_SECONDS.add(waited_seconds, self._scope, self._name, self.limit)
         self._told_at = now
 
     def _tell(self, now: float) -> None:
@@ -478,7 +452,6 @@ class CallerLimits:
 
     wait_seconds: float
     clock: Clock
-    observer: CallersObserver
 
     def piece_bytes(self, direction: Direction) -> int | None:
         """Return the bytes of a body that pass at once; None: it is not limited."""
@@ -539,12 +512,12 @@ class CallerLimits:
             return
         if not await gate.enter(flow, cost, until - self.clock.monotonic()):
             limit = gate.limit
-            self.observer.refused(account.scope, account.name, limit)
+            metrics.CALLER_REFUSED.add(1, account.scope, account.name, limit)
             raise CallerRefused(account.scope, account.name, limit, 1)
 
     def _tell_running(self, change: int) -> None:
         for account, _ in self.accounts:
-            self.observer.running(account.scope, account.name, change)
+            metrics.CALLER_RUNNING.add(change, account.scope, account.name)
 
 
 def _first_piece(gates: BytesGates, flow: int, expected_bytes: int | None) -> int:
@@ -615,8 +588,10 @@ class Admission:
                 gates.turns.charge(-self.paid[number])
 
     def _begins_with(self, direction: Direction, count: int) -> bool:
-        """Return whether these bytes belong to the first piece, whose turn it is. Charge what it costs beyond the
-        payment on entry: later bytes wait for that."""
+        """Tell whether these bytes belong to the first piece, whose turn it is, and charge its cost beyond the entry's.
+
+        Later bytes wait for that.
+        """
         begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
         if piece_bytes is None:
             return True
@@ -657,8 +632,10 @@ class Admission:
         return has_waited
 
     def _passes_wires(self, direction: Direction, count: int, held: Gate | None) -> bool:
-        """Pass the wires of all accounts at the same moment, or none; `held` was just passed. Bytes held at one wire
-        while another is waited for would add up, and pass together in a burst."""
+        """Pass the wires of all accounts at the same moment, or none; `held` was just passed.
+
+        Bytes held at one wire while another is waited for would add up, and pass together in a burst.
+        """
         passed: list[Gate] = []
         for _, _, wire in self._wires(direction):
             if wire is held:
@@ -685,11 +662,8 @@ class Admission:
 class Callers:
     """Every caller's limits, as one process keeps them with the others that use `cells`; without cells, alone."""
 
-    def __init__(
-        self, plan: CallersPlan, clock: Clock, observer: CallersObserver, cells: SharedCells | None = None
-    ) -> None:
+    def __init__(self, plan: CallersPlan, clock: Clock, cells: SharedCells | None = None) -> None:
         self._clock = clock
-        self._observer = observer
         self._wait_seconds = plan.wait_seconds
         self._classes = plan.classes
         self._cells = cells or SharedCells.of_one_process(plan.rows or 1, clock.monotonic())
@@ -717,8 +691,7 @@ class Callers:
         most: int | None,
         direction: Direction | None = None,
     ) -> Gate:
-        waits = _Waits(self._observer, account.scope, account.name)
-        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
+        gate = Gate(self._cells, row, account, self._clock, rate, most, direction)
         gate.clear()
         self._gates.append(gate)
         return gate
@@ -748,7 +721,7 @@ class Callers:
                 accounts.append((own, 0))
             if of_class is not None and (found := self._accounts.get(("class", of_class))) is not None:
                 accounts.append((found, self._flows.get(credential, 0) % FLOWS_MAX))
-            made = CallerLimits(accounts, self._wait_seconds, self._clock, self._observer) if accounts else None
+            made = CallerLimits(accounts, self._wait_seconds, self._clock) if accounts else None
             if credential not in self._flows and credential not in (UNSIGNED, OWN):
                 return made
             self._found[key] = made

@@ -34,7 +34,6 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
 
 import structlog
 
@@ -45,6 +44,7 @@ from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
+from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
@@ -131,22 +131,6 @@ _MEASURING = 2**_RATE_BITS - 1
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 
-class Observer(Protocol):
-    """Counts the fates of requests."""
-
-    def origin_slowed_down(self, slot: str) -> None:
-        """Count a request that the origin has refused for their number."""
-
-    def origin_throttled(self, slot: str, seconds: float) -> None:
-        """Count a request that was held back."""
-
-    def origin_throttled_in_vain(self, slot: str) -> None:
-        """Count a request that was held back as long as possible, and not sent."""
-
-    def origin_request_rate(self, bucket: str, direction: Direction, rate: float) -> None:
-        """Report the requests that the origin probably takes; 0: nothing is held back."""
-
-
 def places_for(slots: int, processes: int) -> int:
     bytes_of_place = 8 * processes * (_ROWS_OF_PLACE + rows_of(slots))
     return max(2, min(PLACES_MAX, MEMORY_BYTES_MAX // bytes_of_place))
@@ -163,8 +147,7 @@ def direction_of(request: OriginRequest) -> Direction:
 
 
 def prefix_of(request: OriginRequest) -> str:
-    """Return the part of a bucket that an origin may count by itself: the first part of the key, or of the listed
-    prefix, with its `/`; empty if there is none."""
+    """Return the first part, with `/`, of a key or listed prefix: origins may count by it. Empty if there is none."""
     text = request.key
     if text is None:
         text = next((value for name, value in request.query if name == "prefix" and value), "")
@@ -307,8 +290,7 @@ class RequestRate:
         return self.bucket.rate
 
     def need(self, now: float) -> bool:
-        """Note that a request waits; return whether it is the first after a lull. The rate then grows from where it
-        was, not from where it would be by now."""
+        """Note a waiting request; return whether it is the first after a lull: the rate grows on from where it was."""
         is_lull = not self.is_needed(now)
         if is_lull:
             self._advance(now)
@@ -423,18 +405,18 @@ class RequestRates:
         self,
         weights: Sequence[tuple[str, int]],
         clock: Clock,
-        observer: Observer,
         cells: SharedCells | None = None,
         *,
         wait_seconds_max: float,
         buckets_told: Collection[str] = (),
     ) -> None:
-        """`weights` of slots, in the same order in all processes. A client's request waits for `wait_seconds_max`.
-        Metrics name the buckets of `buckets_told`, and no others."""
+        """Divide by the slots' `weights`, in the same order in all processes. Metrics name only `buckets_told`.
+
+        A client's request waits for `wait_seconds_max`.
+        """
         cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
         self._cells = cells
         self._clock = clock
-        self._observer = observer
         self._slots = {name: number for number, (name, _) in enumerate(weights, 1)}
         self._weights = [1, *(weight for _, weight in weights)]
         self._wait_seconds_max = wait_seconds_max
@@ -467,8 +449,7 @@ class RequestRates:
         return not rates or self._limiter(rates[0], request).passes(1, rank_of(request.purpose))
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Wait until a request may pass; OriginBusy when that takes too long. `waited_seconds` counts its waits before:
-        for earlier tries, or under earlier rates."""
+        """Wait until a request may pass; OriginBusy if too long, with `waited_seconds` of earlier tries or rates."""
         began = self._clock.monotonic()
         longest_seconds = self._wait_seconds_max
         if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
@@ -487,7 +468,7 @@ class RequestRates:
                             waited_seconds += self._clock.monotonic() - began
                             await self._successor.wait(request, waited_seconds)
                         return
-                    self._observer.origin_throttled_in_vain(request.slot)
+                    metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, request.slot)
                     raise OriginBusy(
                         f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
                         f"sent in {longest_seconds:g} s"
@@ -495,7 +476,8 @@ class RequestRates:
                 self._need(rate)
         throttled_seconds = self._clock.monotonic() - began
         if throttled_seconds > 0:
-            self._observer.origin_throttled(request.slot, throttled_seconds)
+            metrics.ORIGIN_THROTTLED.add(1, request.slot)
+            metrics.ORIGIN_THROTTLE_WAIT_SECONDS.add(throttled_seconds, request.slot)
 
     def charge(self, request: OriginRequest) -> None:
         """Charge for a request that is sent without waiting: later ones wait for it."""
@@ -504,7 +486,7 @@ class RequestRates:
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
         """Note that the origin has refused, for their number, a request that was sent at a monotonic time."""
-        self._observer.origin_slowed_down(request.slot)
+        metrics.ORIGIN_SLOW_DOWN.add(1, request.slot)
         now = self._clock.monotonic()
         self._read(now)
         bucket, direction, prefix = request.bucket or "", direction_of(request), prefix_of(request)
@@ -554,8 +536,7 @@ class RequestRates:
             rate.send_away()
 
     def rates(self) -> dict[tuple[str, Direction], float]:
-        """Return the requests that the origin probably takes, by bucket and direction, where this process has sent
-        any."""
+        """Return the rates that the origin probably takes, by bucket and direction, where this process asked any."""
         now, found = self._clock.monotonic(), dict[tuple[str, Direction], float]()
         self._read(now)
         whole = {rate.family for name, rate in self._live.items() if _is_whole(name)}
@@ -671,9 +652,9 @@ class RequestRates:
 
     def _tell(self, rates: dict[tuple[str, Direction], float]) -> None:
         for label in self._labels - rates.keys():
-            self._observer.origin_request_rate(*label, 0.0)
+            metrics.ORIGIN_REQUEST_RATE.set(0.0, *label)
         for label, rate in rates.items():
-            self._observer.origin_request_rate(*label, rate)
+            metrics.ORIGIN_REQUEST_RATE.set(rate, *label)
         self._labels = set(rates)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.admin.state import ProcessState
+from gateway.api.documents import Process
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, KilledEarly
@@ -84,17 +84,17 @@ class ChildMonitor:
         return self._spec.name
 
     @property
-    def state(self) -> ProcessState:
+    def state(self) -> Process:
         process_id = self._child.process_id if self._child else None
-        return ProcessState(
-            self.name,
-            process_id,
-            self._ready,
-            self._restarts,
-            self._generation,
-            self._hangs,
-            self._last_end,
-            self._last_end_at,
+        return Process(
+            name=self.name,
+            process_id=process_id,
+            ready=self._ready,
+            restarts=self._restarts,
+            generation=self._generation,
+            hangs=self._hangs,
+            last_end=self._last_end,
+            last_end_at=self._last_end_at,
         )
 
     @property
@@ -185,7 +185,7 @@ class ChildMonitor:
         self._changed()
 
     async def _made(self, files: SharedFiles, lines: bytes) -> ChildProcess:
-        """A child that has been told `lines`, and what there was to tell until it was there."""
+        """Start a child that gets `lines`, and then the changes that came while it started."""
         self._files, self._told_before = files, []
         try:
             child = await self._make(self._spec, lines)
@@ -212,7 +212,7 @@ class ChildMonitor:
                 self._asked(rest)
 
     async def _until_ready(self, child: ChildProcess) -> None:
-        """A child that turns may take its time; one that does not is killed by the hang watch."""
+        """Wait. A child that turns may take its time; the hang watch kills one that does not."""
         waiting = asyncio.ensure_future(child.wait_until_ready())
         try:
             while not (await asyncio.wait((waiting,), timeout=SLOW_START_SECONDS))[0]:

@@ -178,9 +178,13 @@ def _first_state(config: ChildConfig) -> GatewayState:
         s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
         admin_url=listeners.url("http", admin.host, admin.port),
         directory=str(config.settings.cache.directory),
-        closed=config.closed,
         draining=False,
-        processes=(),
+        ready=False,
+        processes=[],
+        closed=config.closed,
+        generation=0,
+        config_file=None,
+        settings_problem=None,
     )
 
 
@@ -191,7 +195,7 @@ def _seldom_needed(settings: Settings) -> tuple[str, ...]:
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
-    """Raises StartupError."""
+    """Return the audit log if one is set; StartupError."""
     path = settings.logging.audit_file
     try:
         return AuditLog(path, "supervisor") if path is not None else None
@@ -223,7 +227,7 @@ class _Supervisor:
         self._writing = FileThreads(hanging_max=1)  # a late write must not undo a later one
         self._overlay: Sequence[SlotTable] | None = None
         """Overlay before the last change of slots: it is in force while the disk's own state is unknown."""
-        self._answers: deque[tuple[str, str | None, Sequence[str]]] = deque(maxlen=_ANSWERS_KEPT)
+        self._answers: deque[tuple[str, str | None, tuple[str, ...]]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
         self._stop_told_at = 0.0
@@ -254,11 +258,10 @@ class _Supervisor:
         return [*self._workers, self._background]
 
     def _state(self) -> GatewayState:
-        return replace(
-            self._resources.state,
+        return self._resources.state.changed(
             closed=self._closed,
             draining=self._draining,
-            processes=tuple(monitor.state for monitor in self._monitors),
+            processes=[monitor.state for monitor in self._monitors],
             generation=self._config.generation,
             settings_problem=self._settings_problem,
             answers=tuple(self._answers),
@@ -269,7 +272,7 @@ class _Supervisor:
         self._background.tell(self._state().to_line())
 
     def _close(self, reason: str) -> None:
-        """A worker cannot open the cache directory: all do without. None may remember what another cannot void."""
+        """Close the cache directory to all, as a worker cannot open it: none may remember what another cannot void."""
         if self._closed is None:
             self._closed = reason
             report_closed(self._resources.config.settings.cache.directory, reason)
@@ -347,7 +350,7 @@ class _Supervisor:
             _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
         if change is not None:
-            self._answers.append((change.asked, _as_text(problem), changed))
+            self._answers.append((change.asked, _as_text(problem), tuple(changed)))
         if problem is None or is_reload:
             self._settings_problem = _as_text(problem)
         if is_reload:
@@ -355,8 +358,7 @@ class _Supervisor:
         self._publish()
 
     async def _put_in_force(self, change: SlotChange | None) -> list[str]:
-        """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
-        thing that lasts. Return the keys of what was changed."""
+        """Tell all processes of a change, waiting for none; all that may fail comes first. Return the changed keys."""
         load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
         if self._writing.hang and self._overlay is not None:
             load = partial(load, known=self._overlay)

@@ -15,6 +15,7 @@ from gateway.edge.server.prepared import PreparedRequests
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 from gateway.shared.heartbeats import Heartbeats
+from gateway.telemetry.request_counts import count_refusal
 
 
 async def serve_s3(context: ChildContext) -> None:
@@ -33,7 +34,6 @@ async def serve_s3(context: ChildContext) -> None:
             app.services,
             app.authenticator,
             app.base_domains,
-            app.observer,
             app.log,
             app.callers,
             app.recent,
@@ -52,7 +52,7 @@ async def serve_s3(context: ChildContext) -> None:
             limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
-            on_refused=app.observer.refused,
+            on_refused=count_refusal,
             counts=counts,
         )
         callers = _LiveCallers(app, prepared, live, context.stop)
@@ -118,8 +118,7 @@ class _LiveCallers:
         await asyncio.gather(*self._tending, return_exceptions=True)
 
     async def _tend(self, callers: Callers) -> None:
-        """Beat for the other workers until no request is under these limits any more, or the worker must stop; then no
-        request waits for room."""
+        """Beat for other workers until the limits have no requests, or the worker must stop; then no request waits."""
         beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:

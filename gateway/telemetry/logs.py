@@ -28,7 +28,7 @@ _PLAIN = (bool, int, float, type(None))
 def configure_logs(level: str, format: str, process: str, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's events to `stream`, from `level` up.
 
-    None: to standard error, for which nobody waits (log_sink.py). `format` is auto, json or console. `process`
+    None is standard error, without waiting for its reader (log_sink.py). `format` is auto, json or console. `process`
     (`supervisor`, `worker0`, …) goes into every event.
     """
     shown = stream or sys.stderr
@@ -108,7 +108,7 @@ def harmless(value: Any) -> Any:
 
 
 class _StructlogHandler(logging.Handler):
-    """Events of libraries that use the standard library's logging."""
+    """Passes on the events of libraries that use the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -120,7 +120,7 @@ class _StructlogHandler(logging.Handler):
 
 
 def _adopt_standard_logging(level: str) -> None:
-    """Libraries speak from `warning` up: at `debug` some of them tell what they sign with."""
+    """Take libraries' events from `warning` up: at `debug` some of them log what they sign with."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)

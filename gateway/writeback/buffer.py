@@ -25,7 +25,7 @@ from gateway.core.errors import BufferRefused, BufferUnavailable, PartInUse
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
-from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
+from gateway.writeback.bounds.bounds import Bounds, Shared
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
@@ -71,7 +71,6 @@ class WritebackBuffer:
         slots: Iterable[Slot] = (),
         *,
         clock: Clock | None = None,
-        observer: BoundsObserver | None = None,
     ) -> Self:
         """Open or create the buffer as worker slot `worker`; the slot's previous process must be dead.
 
@@ -87,7 +86,7 @@ class WritebackBuffer:
             threads.shut_down()
             raise
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
-        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
+        return cls(files, threads, Bounds(bounded, shared), clock, slots)
 
     async def apply_settings(self, slots: Iterable[Slot]) -> None:
         """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
@@ -114,8 +113,10 @@ class WritebackBuffer:
     # What is pending
 
     def pending(self, key: ObjectKey) -> Write | None:
-        """Return the last write or tombstone of a key that has not reached the origin, without its parts. Next to free
-        for a key with nothing pending. Event loop only, as `look`."""
+        """Return the last unflushed write or tombstone of a key, without its parts. Event loop only, as `look`.
+
+        Next to free for a key with nothing pending.
+        """
         if not self.may_be_pending(key):
             return None
         return self.journal.read(lambda tx: tx.latest(key))

@@ -23,6 +23,7 @@ from gateway.admin.origin_check import (
     OriginChecks,
     OriginFinding,
 )
+from gateway.api.documents import OriginStatus
 from gateway.app.node import origin_for_checks
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
@@ -33,6 +34,7 @@ from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings as OriginEndpoint
 from gateway.origin.signing import StaticCredentials, origin_name
+from tests.support.admin_documents import filled
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
@@ -231,7 +233,7 @@ def test_no_key_to_ask_with_is_not_an_origin_that_does_not_answer() -> None:
             await asked.aclose()
         assert finding == OriginFinding("no credentials", "the token of the role has expired")
         assert not finding.reachable
-        assert origin_text({"reachable": False, "state": finding.state, "problem": finding.problem}) == (
+        assert origin_text(filled(OriginStatus, state=finding.state, problem=finding.problem)) == (
             "not asked, for want of a key: the token of the role has expired"
         )
         assert board.failures(origin_name(url)).told_at() > 0.0

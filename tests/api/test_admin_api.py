@@ -16,8 +16,8 @@ from botocore.config import Config
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from gateway.admin.media_types import LINES_TYPE, MANIFEST_TYPE
-from gateway.admin.openapi import describe
+from gateway.admin.app import describe
+from gateway.api import LINES_TYPE, MANIFEST_TYPE
 from gateway.s3.requests import Operation
 from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import GatewayProcess

@@ -72,9 +72,9 @@ def test_a_prefix_is_frozen(tmp_path: Path) -> None:
             job = await made(bench)
             assert (job.objects_found, job.objects_done, job.bytes_done, job.found_all) == (2500, 2500, 25_000, True)
             (one,) = await bench.service.all()
-            assert (one["objects"], one["bytes"], one["slots"], one["problem"]) == (2500, 25_000, ["f"], None)
-            assert one["started_at"] <= one["ended_at"]
-            assert one["origin"] == "memory"
+            assert (one.objects, one.bytes, one.slots, one.problem) == (2500, 25_000, ["f"], None)
+            assert one.started_at <= one.ended_at
+            assert one.origin == "memory"
             assert len(keys_of(bench.snapshots, "v1")) == 2500
             assert files_of(bench.snapshots.root) == ["v1"]
             with pytest.raises(SnapshotConflict, match="already"):
@@ -118,7 +118,7 @@ def test_what_was_killed_is_gone_on_with(tmp_path: Path) -> None:
             assert (await bench.ended(job)).objects_done == 2500
             assert starts(origin) == ["data/01999"]
             assert len(keys_of(bench.snapshots, "v1")) == 2500
-            assert (await bench.service.one("v1"))["bytes"] == 25_000
+            assert (await bench.service.one("v1")).bytes == 25_000
 
     asyncio.run(scenario())
 
@@ -222,7 +222,7 @@ def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
             imported = await bench.service.imported("v2", cut(backwards))
             one = await bench.service.one("v1")
             same = ("prefix", "objects", "bytes", "digest", "started_at", "ended_at", "origin")
-            assert [imported[name] for name in same] == [one[name] for name in same]
+            assert [getattr(imported, name) for name in same] == [getattr(one, name) for name in same]
             again = await joined(await bench.service.exported("v2"))
             assert again.splitlines()[1:] == objects
             assert orjson.loads(again.splitlines()[0]) == orjson.loads(header) | {"name": "v2"}
@@ -269,9 +269,9 @@ def test_a_snapshot_that_freezes_a_slot_is_not_deleted_by_mistake(tmp_path: Path
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(5), slots=[FROZEN]) as bench:
             (slot,) = await bench.service.slots(whole=True)
-            assert "forebay snapshot create v1" in slot["problem"]
+            assert "forebay snapshot create v1" in (slot.problem or "")
             await made(bench)
-            assert (await bench.service.slots(whole=True))[0]["problem"] is None
+            assert (await bench.service.slots(whole=True))[0].problem is None
             with pytest.raises(SnapshotConflict, match="--force"):
                 await bench.service.delete("v1", force=False)
             await bench.service.delete("v1", force=True)
@@ -279,7 +279,7 @@ def test_a_snapshot_that_freezes_a_slot_is_not_deleted_by_mistake(tmp_path: Path
                 await bench.service.delete("v1", force=True)
             with pytest.raises(NoSuchSnapshot):
                 await bench.service.delete("v1", force=False)
-            assert (await bench.service.slots())[0]["problem"] is not None
+            assert (await bench.service.slots())[0].problem is not None
 
     asyncio.run(scenario())
 

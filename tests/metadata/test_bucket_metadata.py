@@ -88,7 +88,7 @@ def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
         await second.close()
 
     world = play(tmp_path, scenario)
-    assert world.counting.troubles == []
+    assert world.troubles == {}
     play(tmp_path, recalls(ANSWER))
 
 
@@ -140,4 +140,4 @@ def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) ->
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE((tmp_path / ANSWERS).stat().st_mode) == 0o700
     assert world.database.stat().st_size < 2 * 2**20
-    assert world.counting.troubles == []
+    assert world.troubles == {}

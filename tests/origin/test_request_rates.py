@@ -52,12 +52,6 @@ class Gate:
         self.refusals.append(request.method)
 
 
-class Silent:
-    def origin_attempt(self, *_: object) -> None: ...
-    def origin_bytes(self, *_: object) -> None: ...
-    def origin_waited(self, *_: object) -> None: ...
-
-
 Scenario = Callable[[S3Origin, Gate], Awaitable[None]]
 
 
@@ -66,7 +60,7 @@ def play(strict: StrictOrigin, scenario: Scenario) -> Gate:
     gate = Gate(clock)
 
     async def main() -> None:
-        meter = OriginMeter(Silent(), None, gate)
+        meter = OriginMeter(None, gate)
         settings = OriginSettings(endpoint_url=strict.endpoint_url, max_attempts=3)
         origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), clock, instance_id="g", rates=meter)
         try:

@@ -15,7 +15,6 @@ from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -298,7 +297,6 @@ def test_2_3_own_changes_of_a_bucket_are_seen_at_once_on_every_worker(
             tmp_path / "catalog" / ANSWERS,
             gateway.catalog.now_of_bucket,
             ttl_seconds=60.0,
-            observer=SmallAnswerMetrics(),
         )
         gateway.origin.create_bucket("another")
         for asked in ("/bucket", "/another"):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from gateway.admin.openapi import describe
+from gateway.admin.app import describe
 from gateway.config import SlotSettings
 from gateway.config.fields import _numbers
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from gateway.admin.app import describe
 from gateway.admin.formatting import size_text
-from gateway.admin.openapi import describe
 from gateway.cli import app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import AlterHeaders, on

@@ -11,7 +11,8 @@ from gateway.metadata.bucket_metadata import BucketAnswer, BucketMetadataCache, 
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
+from tests.support.counting import by_label
 
 QUESTION = BucketQuery("GetBucketLocation", "bucket")
 ANSWER = BucketAnswer(
@@ -21,33 +22,22 @@ SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
 
 
 @dataclass
-class Counting(SmallAnswerMetrics):
-    """An observer that remembers."""
-
-    troubles: list[str] = field(default_factory=list)
-
-    def answered(self, operation: str, outcome: str) -> None:
-        return
-
-    def trouble(self, kind: str) -> None:
-        self.troubles.append(kind)
-
-
-@dataclass
 class World:
     """Answers in a directory, and the moment that a test is in."""
 
     directory: Path
     moment: ObservedAt = field(default_factory=lambda: ObservedAt(7, 1000.0, 1))
-    counting: Counting = field(default_factory=Counting)
 
     def answers(self, **more: int) -> BucketMetadataCache:
-        return BucketMetadataCache(
-            self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, observer=self.counting, **more
-        )
+        return BucketMetadataCache(self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, **more)
 
     def pass_seconds(self, seconds: float) -> None:
         self.moment = replace(self.moment, seconds=self.moment.seconds + seconds)
+
+    @property
+    def troubles(self) -> dict[str, float]:
+        """The number of each that was counted."""
+        return by_label(metrics.SMALL_ANSWER_TROUBLES, "trouble")
 
     @property
     def database(self) -> Path:

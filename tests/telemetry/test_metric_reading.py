@@ -16,7 +16,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
-from gateway.telemetry.metric_reading import MetricReading, by_label, exposition
+from gateway.telemetry.metric_reading import MetricReading, by_label
+from tests.support.counting import exposition
 from tests.support.growth import python_steps
 
 

@@ -19,7 +19,6 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginBusy
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import ACCOUNT, Origin, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
 
 
 class BlockPublished(ForebayError):
@@ -48,7 +47,6 @@ class FetchDependencies:
     open_files: OpenFiles
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheMetrics
 
     def pinned_get(
         self, version: ObjectVersion, byte_range: ByteRange, headers: Mapping[str, str], purpose: Purpose, slot: str

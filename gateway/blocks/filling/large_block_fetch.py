@@ -24,6 +24,7 @@ from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 """The largest unit in which the kernel keeps a file's pages: what one page of page table maps, 2 MiB of 4 KiB pages."""
@@ -128,7 +129,7 @@ class LargeBlockFetcher:
         if begun is None:
             raise BlockPublished("another process has published the block")
         filled, evicted = begun
-        evicted.tell(self.dependencies.observer)
+        evicted.tell()
         self.dependencies.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
         writer = BlockWriter(directory, filled)
         try:
@@ -164,16 +165,16 @@ class LargeBlockFetcher:
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
-        observer, clock = self.dependencies.observer, self.dependencies.clock
+        clock = self.dependencies.clock
         try:
             await self.dependencies.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
         except ForebayError:
             await self._abandon(writer.filled)
-            observer.fill_failed(fetch.slot)
+            metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             return False
         finally:
             writer.filled.file.close()
-        observer.fill_finished(fetch.slot, clock.monotonic() - started, fetch.block.length)
+        metrics.count_fill(fetch.slot, clock.monotonic() - started, fetch.block.length)
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
@@ -197,7 +198,7 @@ class LargeBlockFetcher:
     def _abandoned(self, removing: asyncio.Future[None]) -> None:
         if not removing.cancelled() and removing.exception() is not None:
             # The room stays reserved until the slot is opened again: the file may still be there.
-            self.dependencies.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
 
     def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
         if begun is not None:

@@ -27,6 +27,7 @@ from gateway.blocks.layout import Block, object_id
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import IS_AWAITED, Purpose
+from gateway.telemetry import metrics
 
 REFUSED_MAX = 4096
 """Blocks that were not kept are remembered, the last ones of each process."""
@@ -186,7 +187,7 @@ class SingleFlight:
         except (BlockPublished, NotKept, ClientDisconnected):
             raise
         except ForebayError:
-            self._dependencies.observer.fill_failed(fetch.slot)
+            metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             raise
         finally:
             if is_of_response:
@@ -213,7 +214,7 @@ class SingleFlight:
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
                 return False  # it is on its way, and no reader here waits for it yet
             if not waited:
-                dependencies.observer.coalesced(fetch.slot)
+                metrics.CACHE_COALESCED.add(1, fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)
             if fetch.all_arrived and given_up is None:
                 return False

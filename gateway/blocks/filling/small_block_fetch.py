@@ -36,6 +36,7 @@ from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
 
 PARTS_OF_CAPACITY = 256
 """A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
@@ -283,16 +284,16 @@ class GroupCommitWriter:
             batch = batch[appended.blocks :]
 
     def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
-        appended.evicted.tell(self._dependencies.observer)
+        appended.evicted.tell()
         now = self._dependencies.clock.monotonic()
         for waiting in batch:
-            self._dependencies.observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
+            metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
         self._settle(batch, kept=True)
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:
-            self._dependencies.observer.fill_failed(waiting.slot)
-        self._dependencies.observer.not_kept(batch[0].slot, reason, len(batch))
+            metrics.CACHE_FILLS.add(1, waiting.slot, "failed")
+        metrics.CACHE_NOT_KEPT.add(len(batch), batch[0].slot, reason)
         self._settle(batch, kept=False)
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:

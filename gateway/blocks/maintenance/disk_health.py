@@ -29,7 +29,7 @@ from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.disk_threads import DiskThreads
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, BlockError, StoreUnavailable
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 
 class Trouble(StrEnum):
@@ -108,29 +108,28 @@ _log = structlog.get_logger("forebay.cache")
 class CircuitBreaker:
     """One process's present permission to read and write its cache directory. `close` at the end."""
 
-    def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheMetrics) -> None:
+    def __init__(self, directory: Path, probe: Probe, clock: Clock) -> None:
         self.readable = True
         self.writable = True
         self._directory = directory
         self._probe = probe
         self._clock = clock
-        self._observer = observer
         self._trouble: Trouble | None = None
         self._failures: deque[float] = deque(maxlen=FAILURES_MAX)
         self._pause_seconds = PAUSE_SECONDS
         self._well_since = -STEADY_SECONDS
         self._mending: asyncio.Task[None] | None = None
         self._closed = False
-        observer.disk_state(WELL)
+        metrics.set_disk_state(WELL)
 
     @classmethod
-    def open_for_good(cls, clock: Clock, observer: CacheMetrics) -> CircuitBreaker:
+    def open_for_good(cls, clock: Clock) -> CircuitBreaker:
         """Return the breaker of a directory that cannot be opened: nothing is read or written, and nothing is tried."""
 
         async def unchanged(trouble: Trouble) -> Trouble:
             return trouble
 
-        breaker = cls(Path(), unchanged, clock, observer)
+        breaker = cls(Path(), unchanged, clock)
         breaker._enter(Trouble.CLOSED)
         return breaker
 
@@ -150,7 +149,7 @@ class CircuitBreaker:
         trouble = trouble_of(error)
         if trouble is None:
             return
-        self._observer.disk_error(trouble.value)
+        metrics.CACHE_DISK_ERRORS.add(1, trouble.value)
         if trouble is not Trouble.FAILING or self._too_many(self._clock.monotonic()):
             self._isolate(trouble, error)
 
@@ -158,7 +157,7 @@ class CircuitBreaker:
         """Bytes in memory could not be sent from their file: no doubt is left, the file system is gone."""
         if trouble_of(error) is None:
             return
-        self._observer.disk_error(Trouble.FAILING.value)
+        metrics.CACHE_DISK_ERRORS.add(1, Trouble.FAILING.value)
         self._isolate(Trouble.FAILING, error)
 
     async def close(self) -> None:
@@ -193,7 +192,7 @@ class CircuitBreaker:
         self.readable = trouble not in (Trouble.FAILING, Trouble.CLOSED)
         self.writable = trouble is None
         self._failures.clear()
-        self._observer.disk_state(self.state)
+        metrics.set_disk_state(self.state)
 
     async def _mend(self) -> None:
         try:
@@ -229,14 +228,14 @@ class DirectoryProbe:
 
     directory: BlockDirectory
     threads: DiskThreads
-    observer: CacheMetrics
+
     block_size_bytes: int
     _yielded: Evicted = field(default_factory=Evicted)
 
     async def __call__(self, trouble: Trouble) -> Trouble | None:
         found = await self._try()
         if found is Trouble.FULL and await self._failure_of(self._yield_some) is None:
-            self._yielded.tell(self.observer)
+            self._yielded.tell()
             found = await self._try()
         return found
 

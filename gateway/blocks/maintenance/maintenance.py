@@ -9,6 +9,7 @@ from functools import partial
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.core.errors import ForebayError, StoreUnavailable
+from gateway.telemetry import metrics
 
 UNLINKS_RETRIED_SECONDS = 60.0
 
@@ -63,7 +64,7 @@ class Maintenance:
             try:
                 await dependencies.threads.index(index.touch)
             except StoreUnavailable:
-                dependencies.observer.store_unavailable()
+                metrics.CACHE_STORE_UNAVAILABLE.add(1)
                 return
 
     async def _retry_unlinks(self) -> None:
@@ -95,4 +96,9 @@ class Maintenance:
         except StoreUnavailable as error:
             dependencies.isolation.note(error)
         else:
-            dependencies.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)
+            for slot, of_slot in usage.slots.items():
+                metrics.CACHE_USAGE_BYTES.set(of_slot.used_bytes, slot)
+                metrics.CACHE_RESERVED_BYTES.set(of_slot.reserved_bytes, slot)
+                metrics.CACHE_PINNED_BYTES.set(of_slot.pinned_bytes, slot)
+            metrics.CACHE_UNSURVEYED_BYTES.set(usage.unsurveyed_bytes)
+            metrics.CACHE_WRITTEN_TODAY_BYTES.set(written_bytes)

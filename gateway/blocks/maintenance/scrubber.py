@@ -25,7 +25,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024
@@ -99,7 +99,6 @@ class Scrubber:
     threads: DiskThreads
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheMetrics
     progress: ScrubPass | None = None
     _residency: Residency = field(default_factory=Residency)
     _ahead_until: float = 0.0
@@ -130,7 +129,7 @@ class Scrubber:
                 await self._look_at(block, slot)
                 await self._save_now_and_then()
         self.progress = replace(self.progress, ended_at=self.clock.now())
-        self.observer.scrubbed_all()
+        metrics.SCRUB_PASSES.add(1)
         await self._save()
 
     async def _next_blocks(self, after: bytes) -> list[tuple[BlockRecord, str]]:
@@ -159,7 +158,8 @@ class Scrubber:
             dropped = await self._drop(block, slot)
         except StoreUnavailable:
             pass  # told to the isolation already; the next pass comes to it again
-        self.observer.scrubbed(read_bytes)
+        metrics.SCRUB_BLOCKS.add(1)
+        metrics.SCRUB_BYTES.add(read_bytes)
         self.progress = replace(
             self.progress,
             after=block.block_id.hex(),
@@ -190,7 +190,7 @@ class Scrubber:
         except StoreUnavailable:
             return False
         if dropped:
-            self.observer.damaged(slot)
+            metrics.CACHE_DAMAGED.add(1, slot)
         return dropped
 
     async def _keep_pace(self, count: int) -> None:

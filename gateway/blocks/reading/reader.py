@@ -19,6 +19,7 @@ from gateway.blocks.reading.spans import WarmSpan
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""
@@ -148,8 +149,8 @@ class RangeReader:
             return
         count, self._given = self._given, 0
         if count and self._plan.purpose is Purpose.LIVE:  # warmed bytes have no reader
-            observer = self._dependencies.observer
-            (observer.hit_bytes if source.cached else observer.miss_bytes)(self._plan.slot, count)
+            counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
+            counter.add(count, self._plan.slot)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:
@@ -262,7 +263,7 @@ class RangeReader:
                 return None
             fill = fetches.start(block, plan.slot, plan.headers, plan, plan.purpose, plan.answer)
         if fill.started_by is not plan:
-            dependencies.observer.coalesced(plan.slot)
+            metrics.CACHE_COALESCED.add(1, plan.slot)
         try:
             await fill.begun()
         except BaseException as error:
@@ -279,10 +280,10 @@ class RangeReader:
         await self._close_source()
         dependencies, plan, last = self._dependencies, self._plan, self._plan.range.last
         if isinstance(why, NotKept):
-            dependencies.observer.not_kept(plan.slot, why.reason, 1)
+            metrics.CACHE_NOT_KEPT.add(1, plan.slot, why.reason)
             last = plan.last_missing(position)
         else:
-            dependencies.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
         rest = ByteRange(position, last)
         get = dependencies.pinned_get(plan.version, rest, plan.headers, plan.purpose, plan.slot)
         try:
@@ -301,4 +302,4 @@ class RangeReader:
         if not dependencies.isolation.writable:
             raise dependencies.isolation.refuse_writing()
         if await dependencies.threads.index(dependencies.directory.drop, block.id, extent.file):
-            dependencies.observer.damaged(plan.slot)
+            metrics.CACHE_DAMAGED.add(1, plan.slot)

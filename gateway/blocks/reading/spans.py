@@ -17,6 +17,7 @@ from gateway.blocks.layout import Extent
 from gateway.blocks.reading.sources import restored
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import FileSpan, ObjectVersion, PinnedFileSpan
+from gateway.telemetry import metrics
 
 
 class _GivenBack:
@@ -94,8 +95,8 @@ class WarmSpan(PinnedFileSpan):
             return
         self._file.close()
         if self._cached is not None:
-            observer = self._dependencies.observer
-            (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
+            counter = metrics.CACHE_HIT_BYTES if self._cached else metrics.CACHE_MISS_BYTES
+            counter.add(self.span.count, self._slot)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
 
 

@@ -46,8 +46,9 @@ from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, HitTally, count_request
 from gateway.telemetry.tracing import TRACE, Tracer
 
 LEARN = "forebay.learn_head"
@@ -121,7 +122,6 @@ class PreparedRequests:
         services: AppContext,
         authenticator: Authenticator,
         base_domains: tuple[str, ...],
-        observer: RequestMetrics,
         log: FilteringBoundLogger,
         callers: Callers | None = None,
         recent: RecentRequests | None = None,
@@ -135,8 +135,6 @@ class PreparedRequests:
         self.callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
-        self._observer = observer
-        self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
         self._objects: dict[object, _KnownReads | None] = {}
@@ -192,7 +190,7 @@ class PreparedRequests:
             del self._tally_of[credential]
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
-        """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
+        """Return the answer to a request with these values, or a question to `ask` first; None: take the full way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
         self._count += 1
@@ -229,14 +227,14 @@ class PreparedRequests:
         return answer
 
     async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
-        """The answer that was waited for; else what the origin has said, for the whole way.
+        """Return the answer to a question; else what the origin has said, for the full way.
 
         To be called in a task of the request's own, which ends when the client leaves.
         """
         ACCOUNT.set(question.access_key_id)
         TRACE.set(None)
         prepared, answer = question.prepared, None
-        self._observer.in_flight(1)
+        metrics.REQUESTS_IN_FLIGHT.add(1)
         try:
             cancellation.register_request(anywhere=True)
             answer = await prepared.ask()
@@ -248,7 +246,7 @@ class PreparedRequests:
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
             self._log.exception("a prepared answer failed")
         finally:
-            self._observer.in_flight(-1)
+            metrics.REQUESTS_IN_FLIGHT.add(-1)
             if answer is None:
                 prepared.close()
         if answer is None:
@@ -258,7 +256,7 @@ class PreparedRequests:
         return answer
 
     def withdrawn(self, question: PreparedKey, began: float) -> Told:
-        """An answer by what the origin says is not sent: what it has said, for the whole way."""
+        """Return what the origin has said, for the full way: no answer is sent by it."""
         question.prepared.close()
         return Told(question.prepared.told, began)
 
@@ -333,12 +331,11 @@ class PreparedRequests:
         if answer.file is not None and self._services.reads is not None:
             self._services.reads.end(answer.file, sent_bytes)
         if span is not None:
-            self._cache.hit_bytes(tally.slot, span.span.count)
+            metrics.CACHE_HIT_BYTES.add(span.span.count, tally.slot)
             span.close()
         if tally.is_known:
-            self._services.catalog.observer.looked_up(tally.slot, "hit")
-        self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
-        self._observer.of_credential(tally.credential, 1, sent_bytes, 0)
+            metrics.CATALOG_LOOKUPS.add(1, tally.slot, "hit")
+        count_request(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0, tally.credential)
         one = tally.operation, answer.key, tally.slot, status
         self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
@@ -348,8 +345,8 @@ class PreparedRequests:
         prepared = question.prepared
         slot, request_id = prepared.slot, next_request_id()
         if prepared.is_known:
-            self._services.catalog.observer.looked_up(slot, "hit")
-        self._observer.ended(Operation.GET_OBJECT, slot, status, None, seconds, 0, 0)
+            metrics.CATALOG_LOOKUPS.add(1, slot, "hit")
+        count_request(Operation.GET_OBJECT, slot, status, None, seconds)
         credential = self._authenticator.credential_of(question.access_key_id)
         self._note(Operation.GET_OBJECT, prepared.key, slot, status, None, request_id, seconds, 0, credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
@@ -417,8 +414,10 @@ class PreparedRequests:
         return found
 
     def _is_worth_it(self, place: object) -> bool:
-        """Return True if it is worth preparing what `place` names: not the first time, and ever more seldom if that
-        fails, at last each 128th time."""
+        """Return True if it is worth preparing what `place` names.
+
+        Not the first time, and ever more seldom if that fails, at last each 128th time.
+        """
         number = hash(place) % _ASKED_PLACES
         asked = self._asked[number]
         self._asked[number] = asked + 1 if asked < _ASKED_AT_MOST else _ASKED_AGAIN
@@ -537,7 +536,7 @@ class ConnectionHeads:
         return None
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
-        """A head was parsed, and its signature holds."""
+        """Learn a head that was parsed, and whose signature holds."""
         if caller.seed is None or not keep_alive or len(raw) > _HEAD_BYTES_MAX or not is_plain(request):
             return
         if any(head.match(raw) is not None for head in self._heads):

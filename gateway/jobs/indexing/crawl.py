@@ -1,6 +1,6 @@
-"""One crawl: listers list parts of a slot's key space at the origin, and store them in the listing index.
+"""A crawl: listers list parts of a slot's key space at the origin, and store them in the listing index.
 
-    range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ what was known otherwise ─▶ catalog, blocks
+    range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ changed versions ─▶ catalog, blocks
 
 A lister holds one page in memory. A page in the index stays, so the next crawl continues an interrupted one: it gets
 the ranges that are still missing. A crawl yields to readers: while workers fetch blocks for them, only
@@ -37,7 +37,7 @@ from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml import error_code_of
-from gateway.telemetry.metric_observers import IndexMetrics
+from gateway.telemetry import metrics
 
 LISTERS_WHILE_BUSY = 2
 
@@ -69,13 +69,11 @@ class Crawl:
         parts: Sequence[KeyRange],
         split_points: Sequence[bytes],
         progress: IndexStatus,
-        observer: IndexMetrics,
     ) -> None:
         self._dependencies = dependencies
         self._index = index
         self._plan = plan
         self._progress = progress
-        self._observer = observer
         key_prefix = plan.prefix.key_prefix
         ranges = [CrawlRange(part.start, part.stop, key_before(part.start, key_prefix)) for part in parts]
         self._ranges = CrawlRanges(ranges, split_points)
@@ -86,10 +84,7 @@ class Crawl:
         self.split_points = SplitPoints()
 
     async def run(self) -> None:
-        """List and land everything.
-
-        Raises OriginError when the origin refuses or is down for long, StoreUnavailable when the disk does not take it.
-        """
+        """List and land all. OriginError: the origin refuses, or is down for long; StoreUnavailable: the disk fails."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.listers):
@@ -129,7 +124,7 @@ class Crawl:
         self._asking += 1
 
     async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
-        """The next page of a range, and when it was asked for. Pages without a key are followed by the next."""
+        """Return a range's next page with a key, skipping pages without one, and when it was asked for."""
         asked, token, chain = self._index.asked(self._plan.prefix.bucket), None, PageChain()
         while True:
             page = await self._page(crawl_range, token)
@@ -177,11 +172,11 @@ class Crawl:
             raise StoreUnavailable(f"the listing index cannot be written: {error}") from error
         self._progress.keys += len(batch.listed)
         self._progress.pages += 1
-        self._observer.crawled(self._plan.slot, len(batch.listed))
+        metrics.INDEX_CRAWLED_KEYS.add(len(batch.listed), self._plan.slot)
         if changed and self._plan.finds_changes:
             dropped = await _drop_changed(self._dependencies.catalog, self._dependencies.blocks, batch, changed)
             self._progress.changed += dropped
-            self._observer.found_changed(self._plan.slot, dropped)
+            metrics.INDEX_CHANGED_KEYS.add(dropped, self._plan.slot)
 
 
 def said(error: Exception) -> str:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import lmdb
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
@@ -26,7 +27,7 @@ from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import IndexMetrics
+from gateway.telemetry import metrics
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks of an index for voided ranges."""
@@ -75,13 +76,11 @@ class SlotIndex:
         slot: Slot,
         plan: IndexPlan,
         indexed: Collection[str],
-        observer: IndexMetrics,
     ) -> None:
         self._dependencies = dependencies
         self._index = index
         self._slot = slot
         self._plan = plan
-        self._observer = observer
         self._parts = ranges_of(dependencies.slots, slot.prefix, indexed)
         self._bound = _bound(dependencies, slot)
         self._split_points: Sequence[bytes] = ()
@@ -155,13 +154,13 @@ class SlotIndex:
         plan = CrawlPlan(
             self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
         )
-        crawl = Crawl(self._dependencies, self._index, plan, parts, self._split_points, progress, self._observer)
+        crawl = Crawl(self._dependencies, self._index, plan, parts, self._split_points, progress)
         try:
             await crawl.run()
         except ForebayError:
-            self._observer.crawl_ended(self._slot.name, "failed")
+            metrics.INDEX_CRAWLS.add(1, self._slot.name, "failed")
             raise
-        self._observer.crawl_ended(self._slot.name, "done")
+        metrics.INDEX_CRAWLS.add(1, self._slot.name, "done")
         progress.ended_at, progress.error = self._dependencies.clock.now(), None
         progress.crawls += 1
         progress.keys_before = progress.keys
@@ -169,7 +168,7 @@ class SlotIndex:
             self._split_points = crawl.split_points.sorted()
 
     async def _count(self, parts: Sequence[KeyRange]) -> int:
-        """The keys that are known of `parts`, from what was listed before this crawl."""
+        """Count the known keys of `parts`, from listings before this crawl."""
         bucket, keys = self._slot.prefix.bucket, 0
         for part in parts:
             start: bytes | None = part.start
@@ -211,7 +210,9 @@ class SlotIndex:
         progress.state = "waiting"
         refresh = self._plan.refresh_seconds
         progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
-        self._observer.index_stands(self._slot.name, progress.keys_before, progress.known_since)
+        if progress.keys_before is not None:
+            metrics.INDEX_KEYS.set(progress.keys_before, self._slot.name)
+        metrics.INDEX_KNOWN_SINCE.set(progress.known_since or 0.0, self._slot.name)
 
     def _failed(self, error: ForebayError) -> float:
         """Seconds until the next try."""
@@ -260,19 +261,18 @@ def _bound(dependencies: JobDependencies, slot: Slot) -> KeyBound:
 class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
-    def __init__(self, dependencies: JobDependencies, index: ListingIndex, observer: IndexMetrics) -> None:
+    def __init__(self, dependencies: JobDependencies, index: ListingIndex) -> None:
         self._dependencies = dependencies
         self._index = index
-        self._observer = observer
         self._kept: list[tuple[SlotIndex, asyncio.Task[None]]] = []
 
     @classmethod
-    def open(cls, dependencies: JobDependencies, plans: Sequence[IndexPlan], observer: IndexMetrics) -> Self:
+    def open(cls, dependencies: JobDependencies, plans: Sequence[IndexPlan]) -> Self:
         """Begin to keep them."""
         index = dependencies.catalog.listing
         if not isinstance(index, ListingIndex):
             raise TypeError("an index needs the catalog's directory")
-        indexes = cls(dependencies, index, observer)
+        indexes = cls(dependencies, index)
         indexes._keep_all(indexes._planned(plans))
         return indexes
 
@@ -284,8 +284,7 @@ class Indexes:
         await _end([task for _, task in over])
         self._keep_all(wanted)
 
-    def documents(self) -> list[dict[str, Any]]:
-        """How each stands."""
+    def documents(self) -> list[to.Index]:
         return [index.progress.document(self._dependencies.clock.now()) for index, _ in self._kept]
 
     async def close(self) -> None:
@@ -295,9 +294,7 @@ class Indexes:
     def _planned(self, plans: Sequence[IndexPlan]) -> list[SlotIndex]:
         names = {plan.slot for plan in plans}
         slots = {slot.name: slot for slot in self._dependencies.slots}
-        return [
-            SlotIndex(self._dependencies, self._index, slots[plan.slot], plan, names, self._observer) for plan in plans
-        ]
+        return [SlotIndex(self._dependencies, self._index, slots[plan.slot], plan, names) for plan in plans]
 
     def _keep_all(self, wanted: Sequence[SlotIndex]) -> None:
         """Keep each of them, reusing a SlotIndex that already keeps the same keys."""

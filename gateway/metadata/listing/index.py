@@ -41,7 +41,7 @@ from gateway.metadata.store import DiskThread, in_time
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,10 +63,9 @@ LAND_SECONDS_MAX = 10.0
 class IndexWriter:
     """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
-    def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
+    def __init__(self, store: ListingStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._not_kept = not_kept
         self._thread = DiskThread("listing")
         self._sweeping: asyncio.Task[None] | None = None
         self._sweeps = 0
@@ -76,7 +75,7 @@ class IndexWriter:
     def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
         """Write the batches soon; `is_truth`: each describes a single key whose range may be known already."""
         if len(self._waiting) >= WAITING_MAX:
-            self._not_kept(_keys(batches))
+            metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
             return
         self._waiting.append((batches, is_truth))
         if self._writing is None:
@@ -121,7 +120,7 @@ class IndexWriter:
                 try:
                     await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
                 except lmdb.Error:
-                    self._not_kept(_keys(batches))
+                    metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
         finally:
             self._writing = None
 
@@ -138,7 +137,7 @@ class IndexWriter:
         return await self._in_time(write, batches, self._clock.monotonic())
 
     async def _in_time(self, write: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Raises lmdb.Error when it is not done in time, though it may be done later."""
+        """Call `write`; lmdb.Error when it is not done in time, though it may be done later."""
         try:
             return await self._thread.run(LAND_SECONDS_MAX, write, *arguments, **keywords)
         except TimeoutError:
@@ -236,7 +235,6 @@ class FoundPage:
 
 
 def found_of(page: ListedPage) -> FoundPage:
-    """A page as the origin has answered it."""
     listed, templates = numbered(page.entries)
     last_key = listed[-1][0] if listed else b""
     last_prefix = page.prefixes[-1] if page.prefixes else b""
@@ -258,17 +256,14 @@ class ListingIndex:
     are unknown.
     """
 
-    def __init__(
-        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogMetrics
-    ) -> None:
+    def __init__(self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock) -> None:
         self._opened = opened
         self._epochs = epochs
         self._clock = clock
         self._boot = opened.boot if opened is not None else 0
-        self._writer = IndexWriter(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
+        self._writer = IndexWriter(opened.listing, clock) if opened is not None else None
         self._noting = DiskThread("own writes")
         self._noted = 0
-        self.observer = observer
         self.questions: SharedQuestions[FoundPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -283,7 +278,7 @@ class ListingIndex:
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
     ) -> FoundPage | NeedsLookup | None:
-        """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
+        """Return a page, where all of it is known and fresh or `stale` enough; None: the origin must be asked.
 
         `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
         """
@@ -347,7 +342,7 @@ class ListingIndex:
     def learn(
         self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
     ) -> None:
-        """The origin has answered this to `wanted`; it is kept in the background."""
+        """Keep the origin's answer to `wanted`, in the background."""
         if self._writer is None:
             return
         page, listed = found.page, found.page.keys
@@ -385,10 +380,7 @@ class ListingIndex:
         return [one for one in around if one.observed_at.epoch == epoch]
 
     def count(self, bucket: str, start: bytes, stop: bytes, keys_max: int) -> tuple[int, bytes | None]:
-        """Count the index's keys in [start, stop), `keys_max` at most. Return also where to go on if it stopped there.
-
-        Blocks; raises lmdb.Error.
-        """
+        """Count keys in [start, stop), up to `keys_max`; return also where to go on after these. Blocks; lmdb.Error."""
         if self._opened is None:
             return 0, None
         with self._opened.listing.view(bucket) as view:
@@ -402,7 +394,7 @@ class ListingIndex:
     # --- own writes -------------------------------------------------------------------------------------------------
 
     async def begin_write(self, bucket: str, keys: Sequence[str]) -> OwnWrite:
-        """These keys are about to be written: from now on the index's word on them does not count.
+        """Note that these keys are about to be written: from now on the index's word on them does not count.
 
         Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
         """

@@ -20,7 +20,7 @@ from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.telemetry.metric_observers import SnapshotMetrics
+from gateway.telemetry import metrics
 
 V = TypeVar("V")
 
@@ -63,10 +63,7 @@ class OpenSnapshot:
         self._heads: tuple[dict[str, ObjectHead], dict[str, ObjectHead]] = ({}, {})
 
     def find(self, key: str) -> SnapshotObject | None:
-        """The object of that key; None: there was none when the snapshot was made.
-
-        S3Error when the snapshot is damaged, or the disk fails.
-        """
+        """Return the object that the snapshot has of a key, or None. S3Error: damaged, or the disk fails."""
         try:
             record = self.snapshot.data.record(key.encode("utf-8", "surrogatepass"))
             if record is None:
@@ -84,7 +81,7 @@ class OpenSnapshot:
         _put(self._heads[with_checksums], head.version.key.key, head, HEADS_MAX)
 
     def lose(self, key: str) -> None:
-        """The origin has not what was frozen any more; what is cached of it may still be."""
+        """Note that the origin has lost a frozen object; some of it may still be cached."""
         _put(self.lost, key, None, LOST_MAX)
 
 
@@ -100,7 +97,6 @@ class SnapshotRegistry:
         store: SnapshotStore | None,
         slots: Iterable[Slot],
         clock: Clock,
-        observer: SnapshotMetrics,
         homes: Homes | None = None,
     ) -> None:
         """`homes` tells where buckets are: a snapshot from another home is not used. None: unknown."""
@@ -113,12 +109,11 @@ class SnapshotRegistry:
         self._open: dict[str, OpenSnapshot] = {}
         self._seen = -1
         self._refreshing = asyncio.Lock()
-        self.observer = observer
 
     @classmethod
     def switched_off(cls) -> SnapshotRegistry:
         """One without a cache directory."""
-        return cls(None, (), SystemClock(), SnapshotMetrics())
+        return cls(None, (), SystemClock())
 
     def of(self, slot: Slot) -> OpenSnapshot | None:
         """Return the slot's open snapshot if nothing has changed since; None: await `opened`."""
@@ -127,7 +122,7 @@ class SnapshotRegistry:
         return self._open.get(slot.name)
 
     async def opened(self, slot: Slot) -> OpenSnapshot:
-        """The snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
+        """Return the snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
         if self._store is None:
             message = f"The slot {slot.name!r} is frozen; its snapshot lies in a cache directory that cannot be used."
             raise s3_error("ServiceUnavailable", message)
@@ -147,10 +142,7 @@ class SnapshotRegistry:
 
     @contextmanager
     def holding(self, opened: OpenSnapshot) -> Iterator[OpenSnapshot]:
-        """To be read over awaits: it stays open as long as the context lasts, though it be deleted.
-
-        S3Error when it was deleted just before.
-        """
+        """Keep a snapshot open over awaits, even if deleted, until the context ends. S3Error: deleted just before."""
         try:
             opened.snapshot.hold()
         except NoSuchSnapshot as error:
@@ -161,8 +153,7 @@ class SnapshotRegistry:
             opened.snapshot.close()
 
     async def apply_settings(self, open_store: Callable[[], SnapshotStore]) -> None:
-        """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
-        time, in a thread."""
+        """Open the snapshots that changed slots name. `open_store` is called when first needed, in a thread."""
         if self._store is None:
             if not self._frozen():
                 return
@@ -208,9 +199,9 @@ class SnapshotRegistry:
 
     def _refusal(self, slot: Slot, error: Exception) -> S3Error:
         if isinstance(error, NoSuchSnapshot):
-            self.observer.refused(slot.name, "missing")
+            metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "missing")
             return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
-        self.observer.refused(slot.name, "unusable")
+        metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "unusable")
         return unusable(slot.snapshot, error)
 
     async def _take(self, store: SnapshotStore, slot: Slot) -> None:

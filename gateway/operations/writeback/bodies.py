@@ -18,6 +18,7 @@ from gateway.operations.payload import announced_bytes, check_rate, receive_veri
 from gateway.operations.writeback.write_through import goes_through
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
+from gateway.telemetry import metrics
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.records import Part
 
@@ -120,7 +121,7 @@ def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound
     bounds = buffer.bounds.of(name)
     assert bounds is not None  # noqa: S101 - there was a bound
     slot = bounds.slot
-    buffer.bounds.observer.slowed_down(slot.name)
+    metrics.WRITEBACK_SLOWED_DOWN.add(1, slot.name)
     why = {
         Bound.FULL: f"it holds what it may, {slot.buffer_bytes} bytes",
         Bound.SHARE: "the bodies of this access key that are still arriving take its share of the room",
@@ -142,5 +143,5 @@ async def apply_backpressure(context: RequestContext, buffer: WritebackBuffer, s
     bounds = buffer.bounds.of(slot)
     seconds = bounds.delay_seconds(announced_bytes(context)) if bounds is not None else 0.0
     if seconds > 0:
-        buffer.bounds.observer.paced(slot, seconds)
+        metrics.WRITEBACK_PACED_SECONDS.add(seconds, slot)
         await context.services.clock.sleep(seconds)

@@ -27,6 +27,7 @@ from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
+from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
 def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
     """Set the answer's header that says why a write is not absorbed, and count it."""
     context.not_absorbed = reason.value
-    buffer = context.services.writeback
-    if buffer is not None:
-        buffer.bounds.observer.went_through(context.slot.name, reason.value)
+    if context.services.writeback is not None:
+        metrics.WRITEBACK_THROUGH.add(1, context.slot.name, reason.value)
 
 
 CHANGES_NO_OBJECT = frozenset(
@@ -146,8 +146,7 @@ async def retried_until_final_document(
 
 
 async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTES_MAX) -> bytes:
-    """Return the document of an answer of the origin, without the white space before it, and close the answer.
-    OriginBodyError."""
+    """Return the document of an origin's answer, less white space before it, and close the answer. OriginBodyError."""
     try:
         if isinstance(reply.body, bytes):
             return reply.body
@@ -166,8 +165,10 @@ async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTE
 async def deleted_through(
     context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
-    """Carry out a DeleteObjects at the origin, answered or not. Keys reported as deleted leave their checkpoints,
-    except those with a version: others may remain. OriginBodyError for an incomplete answer."""
+    """Carry out a DeleteObjects at the origin, answered or not. OriginBodyError for an incomplete answer.
+
+    Keys reported as deleted leave their checkpoints, except those with a version: others may remain.
+    """
     bucket, slots = context.request.bucket or "", context.services.slots
     changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
     left: Collection[DeleteEntry] = changed

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
-import orjson
-
+from gateway.api import documents as to
 from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.telemetry import metrics
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
@@ -36,13 +36,6 @@ Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 STATES = tuple(state.value for state in CheckpointState)
 
 
-class CheckpointObserver(Protocol):
-    """For metrics."""
-
-    def checkpoints(self, slot: str, state: str, count: int) -> None:
-        """Report the number of a slot's checkpoints in a state."""
-
-
 class CheckpointsReport:
     """The checkpoints of one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
@@ -56,7 +49,7 @@ class CheckpointsReport:
         self.reads: Callable[[], Reads] = dict
         """The passes that workers have counted; it reads files."""
 
-    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
         """Return a page in the order of bucket and prefix. ValueError for an unknown state or a bad token."""
         unknown = sorted(set(states) - set(STATES))
         if unknown:
@@ -67,24 +60,26 @@ class CheckpointsReport:
         now = self._clock.now()
         found, following = await self._queries.page(prefix, (bucket, last), count, now, frozenset(states))
         read = await asyncio.to_thread(self.reads)
-        documents, size_bytes = list[dict[str, Any]](), 0
+        documents, size_bytes = list[to.Checkpoint](), 0
         for row in found:
-            documents.append(self._document(row, now) | {"restore": await self._restore(row, read, now)})
-            size_bytes += len(orjson.dumps(documents[-1]))
+            documents.append(self._document(row, await self._restore(row, read, now), now))
+            size_bytes += len(documents[-1].model_dump_json().encode())
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
                 break
-        return {
-            "checkpoints": documents,
-            "next": to_token(*following) if following is not None else None,
-            "ungrouped": None if found or after or states else await self._ungrouped(prefix),
-        }
+        return to.Checkpoints(
+            checkpoints=documents,
+            next=to_token(*following) if following is not None else None,
+            ungrouped=None if found or after or states else await self._ungrouped(prefix),
+        )
 
-    async def _ungrouped(self, prefix: Prefix) -> dict[str, Any] | None:
+    async def _ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:
         found = await self._queries.ungrouped(prefix)
-        return None if found is None else {"objects": found.count, "first": str(found.first), "slot": found.slot}
+        if found is None:
+            return None
+        return to.UngroupedObjects(objects=found.count, first=str(found.first), slot=found.slot)
 
-    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> dict[str, Any] | None:
+    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> to.Restore | None:
         """Return the last restore as a document; None if the checkpoint was not read within the last hour."""
         of_checkpoint = checkpoint_id(row.name.bucket, row.name.prefix)
         passes = read.get(of_checkpoint)
@@ -95,8 +90,8 @@ class CheckpointsReport:
         facts = restore_of(files, by_key, now)
         return None if facts is None else restore_document(facts)
 
-    async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
-        """Report the number of checkpoints per state, and sample flush rates, until cancelled. `slots` may change."""
+    async def watch(self, slots: Collection[str]) -> None:
+        """Count the checkpoints by state, and see how fast they move, for ever. `slots` may change."""
         told = set[str]()
         while True:
             began = self._clock.monotonic()
@@ -106,7 +101,7 @@ class CheckpointsReport:
                 told |= {*slots, *counts}
                 for slot in told:
                     for state in STATES:
-                        observer.checkpoints(slot, state, counts.get(slot, {}).get(state, 0))
+                        metrics.CHECKPOINTS.set(counts.get(slot, {}).get(state, 0), slot, state)
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def _see(self) -> None:
@@ -119,62 +114,50 @@ class CheckpointsReport:
         self._see_again_at = now + _SHARE * (now - began)
         self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, now)
 
-    def _document(self, row: CheckpointRow, now: float) -> dict[str, Any]:
-        """Times in seconds since 1970; null means unknown, or none."""
+    def _document(self, row: CheckpointRow, restore: to.Restore | None, now: float) -> to.Checkpoint:
         name, facts, kept = row.name, row.facts, self.kept()
         left_seconds = self._rates.left_seconds(row.id, facts.left_bytes)
-        return {
-            "bucket": name.bucket,
-            "prefix": name.prefix,
-            "step": name.step,
-            "layout": name.layout,
-            "slot": row.slot,
-            "state": facts.state.value,
-            "files": facts.objects,
-            "bytes": facts.size_bytes,
-            "bytes_flushed": facts.flushed_bytes,
-            "bytes_local": facts.local_bytes,
-            "ranks": len(facts.ranks),
-            "ranks_seen": sorted(facts.ranks)[:RANKS_SHOWN_MAX],
-            "began_at": facts.began_at,
-            "last_at": facts.last_at,
-            "save_seconds": facts.save_seconds,
-            "flush_seconds_left": left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
-            "exposed_seconds": None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
-            "kept": key_of(row) in kept and kept[key_of(row)] is None,
-            "kept_reason": kept.get(key_of(row)),
-            "missing": _missing(row),
-            "reason": facts.reason,
-        }
+        missing = facts.missing
+        return to.Checkpoint(
+            bucket=name.bucket,
+            prefix=name.prefix,
+            step=name.step,
+            layout=name.layout,
+            slot=row.slot,
+            state=facts.state.value,
+            files=facts.objects,
+            bytes=facts.size_bytes,
+            bytes_flushed=facts.flushed_bytes,
+            bytes_local=facts.local_bytes,
+            ranks=len(facts.ranks),
+            ranks_seen=sorted(facts.ranks)[:RANKS_SHOWN_MAX],
+            began_at=facts.began_at,
+            last_at=facts.last_at,
+            save_seconds=facts.save_seconds,
+            flush_seconds_left=left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
+            exposed_seconds=None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
+            kept=key_of(row) in kept and kept[key_of(row)] is None,
+            kept_reason=kept.get(key_of(row)),
+            missing=to.Missing(ranks=[*missing.ranks], objects=[*missing.keys], open_uploads=missing.uploads),
+            reason=facts.reason,
+            restore=restore,
+        )
 
 
-def _missing(row: CheckpointRow) -> Mapping[str, Any]:
-    missing = row.facts.missing
-    return {"ranks": list(missing.ranks), "objects": list(missing.keys), "open_uploads": missing.uploads}
-
-
-def restore_document(facts: RestoreFacts) -> dict[str, Any]:
-    """Times in seconds since 1970."""
-    ranks = {one.file.rank for one in facts.behind if one.file.rank is not None}
-    return {
-        "state": facts.state.value,
-        "began_at": facts.began_at,
-        "last_at": facts.last_at,
-        "files": facts.files,
-        "files_begun": facts.files_begun,
-        "files_behind": facts.files_behind,
-        "bytes": facts.size_bytes,
-        "bytes_read": facts.read_bytes,
-        "behind": {
-            "ranks": sorted(ranks),
-            "objects": [
-                {
-                    "key": one.file.key,
-                    "bytes": one.file.size_bytes,
-                    "bytes_read": one.read_bytes,
-                    "last_at": one.last_at,
-                }
-                for one in facts.behind
-            ],
-        },
-    }
+def restore_document(facts: RestoreFacts) -> to.Restore:
+    ranks = sorted({one.file.rank for one in facts.behind if one.file.rank is not None})
+    behind = [
+        to.FileBehind(key=one.file.key, bytes=one.file.size_bytes, bytes_read=one.read_bytes, last_at=one.last_at)
+        for one in facts.behind
+    ]
+    return to.Restore(
+        state=facts.state.value,
+        began_at=facts.began_at,
+        last_at=facts.last_at,
+        files=facts.files,
+        files_begun=facts.files_begun,
+        files_behind=facts.files_behind,
+        bytes=facts.size_bytes,
+        bytes_read=facts.read_bytes,
+        behind=to.Behind(ranks=ranks, objects=behind),
+    )

@@ -1,4 +1,4 @@
-"""Pending objects, uploads and figures as JSON documents, and the tokens of pages. Times in seconds since 1970."""
+"""Pending objects, uploads and figures as documents of the admin API, and the tokens of its pages."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from typing import Any
 
 import orjson
 
+from gateway.api import documents as to
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
-from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
+from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
 from gateway.writeback.journal.records import BucketCapabilities, State
 
 
-def object_document(row: PendingRow) -> dict[str, Any]:
+def object_document(row: PendingRow) -> to.PendingObject:
     """Return a pending object, or a pending deletion (`deleted`); null means unknown."""
     write, turn = row.write, row.turn
-    return {
-        "bucket": row.key.bucket,
-        "key": row.key.key,
-        "sequence": row.sequence,
-        "slot": row.slot,
-        "state": _state_of(row),
-        "bytes": row.size_bytes,
-        "etag": write.etag if write is not None and not write.deleted else None,
-        "deleted": write.deleted if write is not None else None,
-        "acknowledged_at": write.acknowledged_at if write is not None else None,
-        "parts": row.parts,
-        "parts_sent": row.sent_parts,
-        "bytes_sent": row.sent_bytes,
-        "failures": turn.attempts,
-        "failing_since": turn.failing_since,
-        "waits_for": turn.after_sequence,
-        "reason": row.problem or turn.last_error,
-    }
+    return to.PendingObject(
+        bucket=row.key.bucket,
+        key=row.key.key,
+        sequence=row.sequence,
+        slot=row.slot,
+        state=_state_of(row),
+        bytes=row.size_bytes,
+        etag=write.etag if write is not None and not write.deleted else None,
+        deleted=write.deleted if write is not None else None,
+        acknowledged_at=write.acknowledged_at if write is not None else None,
+        parts=row.parts,
+        parts_sent=row.sent_parts,
+        bytes_sent=row.sent_bytes,
+        failures=turn.attempts,
+        failing_since=turn.failing_since,
+        waits_for=turn.after_sequence,
+        reason=row.problem or turn.last_error,
+    )
 
 
-def versions_document(row: PendingRow, found: Headed) -> dict[str, Any]:
-    """Return this node's version and the origin's. Null fields are unknown; `at_origin` null: the origin has none."""
+def versions_document(row: PendingRow, found: Headed) -> to.Versions:
     at, size, etag = found.moment.at - found.age_seconds, found.size_bytes, found.etag
-    theirs = {"bytes": size if size >= 0 else None, "modified_at": at if isfinite(at) else None}
-    return {"object": object_document(row), "at_origin": None if etag is None else theirs | {"etag": etag}}
+    theirs = None
+    if etag is not None:
+        theirs = to.AtOrigin(bytes=size if size >= 0 else None, etag=etag, modified_at=at if isfinite(at) else None)
+    return to.Versions(object=object_document(row), at_origin=theirs)
 
 
 def _state_of(row: PendingRow) -> str:
-    """waiting, sending, local, waiting for the bucket, failed, conflict or damaged."""
     if row.state is State.LOCAL:
         return "local"
     if row.is_damaged:
@@ -62,126 +63,77 @@ def _state_of(row: PendingRow) -> str:
     return "sending" if row.sent_parts or row.state is State.PUBLISHING else "waiting"
 
 
-def upload_document(row: PendingRow) -> dict[str, Any]:
-    """An upload that the client has not completed."""
+def upload_document(row: PendingRow) -> to.OpenUpload:
     upload = row.write
-    return {
-        "bucket": row.key.bucket,
-        "key": row.key.key,
-        "upload_id": row.upload_id,
-        "slot": row.slot,
-        "initiated_at": upload.began_at if upload is not None else None,
-        "touched_at": upload.touched_then.at if upload is not None else None,
-        "parts": row.parts,
-        "parts_sent": row.sent_parts,
-        "bytes": row.here_bytes,
-        "reason": row.turn.last_error,
-    }
+    return to.OpenUpload(
+        bucket=row.key.bucket,
+        key=row.key.key,
+        upload_id=row.upload_id or "",
+        slot=row.slot,
+        initiated_at=upload.began_at if upload is not None else None,
+        touched_at=upload.touched_then.at if upload is not None else None,
+        parts=row.parts,
+        parts_sent=row.sent_parts,
+        bytes=row.here_bytes,
+        reason=row.turn.last_error,
+    )
 
 
 _SUMS = (
-    "objects",
-    "bytes",
-    "local_objects",
-    "local_bytes",
-    "staged_bytes",
-    "open_uploads",
-    "open_upload_bytes",
-    "conflicts",
-    "damaged",
-    "failing",
-    "waiting_for_bucket",
+    *("objects", "bytes", "local_objects", "local_bytes", "staged_bytes", "open_uploads", "open_upload_bytes"),
+    *("conflicts", "damaged", "failing", "waiting_for_bucket"),
 )
 
 
 def summary_document(
-    slots: Mapping[str, SlotStats],
-    buffers: Mapping[str, int],
+    slots: list[to.PendingSlot],
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
-) -> dict[str, Any]:
-    """Return the figures of slots that write back or hold something here, their sums, and the buckets' capabilities.
-
-    `buffers` maps slots that write back to buffer sizes. `journal_problem` is why the journal cannot record flushes.
-    """
-    names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
-    documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
-    oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
-    return {
-        **{name: sum(one[name] for one in documents) for name in _SUMS},
-        "oldest_acknowledged_at": min(oldest, default=None),
-        "journal_problem": journal_problem,
-        "slots": documents,
-        "buckets": [_bucket_document(*one) for one in buckets],
-    }
+) -> to.Writeback:
+    """Return the sums of slots, and the buckets' capabilities. `journal_problem` is why the journal cannot record
+    flushes."""
+    oldest = [one.oldest_acknowledged_at for one in slots if one.oldest_acknowledged_at is not None]
+    return to.Writeback(
+        **{name: sum(getattr(one, name) for one in slots) for name in _SUMS},
+        oldest_acknowledged_at=min(oldest, default=None),
+        journal_problem=journal_problem,
+        slots=slots,
+        buckets=[_bucket_document(*one) for one in buckets],
+    )
 
 
-def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dict[str, Any]:
-    """`buffer_bytes` null: the slot no longer writes back."""
-    return {
-        "slot": name,
-        "buffer_bytes": buffer_bytes,
-        "staged_bytes": stats.staged_bytes,
-        "local_objects": stats.local_objects,
-        "local_bytes": stats.local_bytes,
-        **_stats_document(stats.pending, stats.uploads),
-        "oldest_upload_touched_at": stats.uploads.touched.at if stats.uploads.touched is not None else None,
-        "reason": stats.reason,
-    }
-
-
-def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str, Any]:
-    """Return whether the bucket's ETags are MD5s, and how it treats conditions on each kind of request (yes, ignored,
-    refused, unknown)."""
+def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> to.BucketProfile:
     known = capabilities.conditions
     conditions = {"put": known.put, "complete": known.complete, "delete": known.delete}
-    return {
-        "bucket": bucket,
-        "md5_etags": capabilities.md5_etags,
-        "conditions": {kind: honoured.name.lower() for kind, honoured in conditions.items()},
-    }
+    return to.BucketProfile(
+        bucket=bucket,
+        md5_etags=capabilities.md5_etags,
+        conditions={kind: honoured.name.lower() for kind, honoured in conditions.items()},
+    )
 
 
 def flush_document(
     prefix: Prefix,
     through: int,
-    stats: FlushStats,
+    sums: to.FlushSums,
     problems: Sequence[PendingRow],
     attempts: Attempts,
     awaiting: Mapping[int, int],
     journal_problem: str | None = None,
-) -> dict[str, Any]:
+) -> to.FlushProgress:
     """Return the rest of a flush. `awaiting` maps ids of waiting manifests to their numbers of missing files."""
-    return {
-        "prefix": str(prefix),
-        "is_name": isinstance(prefix, Name),
-        "awaiting_files": len(awaiting),
-        "files_missing": sum(awaiting.values()),
-        "through": through,
-        **_stats_document(stats.pending, stats.uploads),
-        "local_objects": stats.local_objects,
-        "bytes_sent": stats.sent_bytes,
-        "stuck": stats.stuck,
-        "held_up": stats.held_up,
-        "longest_attempt_seconds": attempts.longest_seconds,
-        "origin_away": attempts.is_away,
-        "journal_problem": journal_problem,
-        "problems": [object_document(one) for one in problems],
-    }
-
-
-def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
-    return {
-        "objects": pending.objects,
-        "bytes": pending.size_bytes,
-        "oldest_acknowledged_at": pending.oldest_at,
-        "conflicts": pending.conflicts,
-        "damaged": pending.damaged,
-        "failing": pending.failing,
-        "waiting_for_bucket": pending.waiting,
-        "open_uploads": uploads.uploads,
-        "open_upload_bytes": uploads.size_bytes,
-    }
+    return to.FlushProgress(
+        prefix=str(prefix),
+        is_name=isinstance(prefix, Name),
+        awaiting_files=len(awaiting),
+        files_missing=sum(awaiting.values()),
+        through=through,
+        **dict(sums),
+        longest_attempt_seconds=attempts.longest_seconds,
+        origin_away=attempts.is_away,
+        journal_problem=journal_problem,
+        problems=[object_document(one) for one in problems],
+    )
 
 
 def to_token(*place: str | int) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Protocol
 
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable
+from gateway.telemetry import metrics
 from gateway.writeback.admin.queries import PendingQueries, UploadStats
 from gateway.writeback.checkpoints.state import CheckpointState
 
@@ -20,31 +20,12 @@ _SHARE = 50.0
 """The pause after a look is at least this many times its length: a look reads each open upload and its parts."""
 
 
-class PendingObserver(Protocol):
-    """For metrics."""
-
-    def not_flushed(self, slot: str, state: str, objects: int) -> None:
-        """Report the number of a slot's objects in one of `STATES`."""
-
-    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
-        """Report the seconds since the oldest write in conflict was acknowledged; 0 without a conflict."""
-
-    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
-        """Report open uploads, the bytes of their parts here, and the seconds since the idlest was touched."""
-
-    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
-        """Report the records of ended uploads and of own writes, and the size of the journal's files."""
-
-
 class PendingMonitor:
-    """Monitors one buffer, in the process that flushes it. Reports on `slots` even while nothing is pending in them."""
+    """Sets the metrics of one buffer, in the process that flushes it; of `slots` also without pending writes."""
 
-    def __init__(
-        self, queries: PendingQueries, slots: Collection[str], clock: Clock, observer: PendingObserver
-    ) -> None:
+    def __init__(self, queries: PendingQueries, slots: Collection[str], clock: Clock) -> None:
         self._queries = queries
         self._clock = clock
-        self._observer = observer
         self._slots = slots
         self._told = set[str]()
 
@@ -63,12 +44,16 @@ class PendingMonitor:
         self._told |= {*self._slots, *problems, *uploads}
         for slot in self._told:
             for state, objects in zip(STATES, problems.get(slot, (0, 0, 0, 0)), strict=True):
-                self._observer.not_flushed(slot, state, objects)
-            self._observer.oldest_conflict(slot, _since(conflicts.get(slot), now))
+                metrics.WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
+            metrics.WRITEBACK_OLDEST_CONFLICT_SECONDS.set(_since(conflicts.get(slot), now), slot)
             stats = uploads.get(slot, UploadStats())
-            self._observer.uploads_open(slot, stats.uploads, stats.size_bytes, _since(stats.touched, now))
+            metrics.WRITEBACK_OPEN_UPLOADS.set(stats.uploads, slot)
+            metrics.WRITEBACK_OPEN_UPLOAD_BYTES.set(stats.size_bytes, slot)
+            metrics.WRITEBACK_OPEN_UPLOAD_IDLE.set(_since(stats.touched, now), slot)
         journal = await self._queries.journal()
-        self._observer.journal_holds(journal.ended_uploads, journal.own_writes, journal.size_bytes)
+        metrics.WRITEBACK_REMEMBERED.set(journal.ended_uploads, "ended-upload")
+        metrics.WRITEBACK_REMEMBERED.set(journal.own_writes, "own-write")
+        metrics.WRITEBACK_JOURNAL_BYTES.set(journal.size_bytes)
 
 
 def _since(moment: Moment | None, now: Moment) -> float:

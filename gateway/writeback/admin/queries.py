@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from gateway.api import documents as to
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
@@ -84,21 +85,6 @@ class PendingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingStats:
-    """Pending objects and deletions, and their bytes. `oldest_at` is in seconds since 1970; None: nothing is pending,
-    or the row cannot be read."""
-
-    objects: int = 0
-    size_bytes: int = 0
-    conflicts: int = 0
-    damaged: int = 0
-    failing: int = 0
-    waiting: int = 0
-    """Writes that wait for the bucket: tried without success, and not in need of a person."""
-    oldest_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class UploadStats:
     """Open uploads; their parts take `size_bytes` here. `touched` is the last activity of the longest idle client,
     among the `TOUCHED_MAX` oldest uploads."""
@@ -106,36 +92,6 @@ class UploadStats:
     uploads: int = 0
     size_bytes: int = 0
     touched: Moment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FlushStats:
-    """The rest of a flush. `sent_bytes` of the pending bytes are at the origin, as parts.
-
-    `stuck` counts conflicts, damaged writes and those behind them; `held_up` also failing writes and those behind them.
-    `local_objects` do not flush.
-    """
-
-    pending: PendingStats = PendingStats()
-    sent_bytes: int = 0
-    stuck: int = 0
-    held_up: int = 0
-    uploads: UploadStats = UploadStats()
-    local_objects: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SlotStats:
-    """The figures of one slot. `reason` is the error of its latest failing flush; `staged_bytes` are those of its
-    files, open uploads included."""
-
-    pending: PendingStats = PendingStats()
-    uploads: UploadStats = UploadStats()
-    staged_bytes: int = 0
-    reason: str | None = None
-    local_objects: int = 0
-    local_bytes: int = 0
-    """Local objects are not in `pending`."""
 
 
 class JournalStats(NamedTuple):
@@ -166,12 +122,13 @@ class PendingQueries:
         if self._connection is not None:
             self._connection.close()
 
-    async def flush(self, prefix: Prefix, through: int) -> FlushStats:
+    async def flush(self, prefix: Prefix, through: int) -> to.FlushSums:
         """Return the figures of the writes under a prefix with sequence `through` or before."""
         return await self.look(lambda rows: _flush(rows, _where(prefix), through))
 
-    async def slots(self) -> Mapping[str, SlotStats]:
-        return await self.look(_slots)
+    async def slots(self, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
+        """Return the slots that write back, by their buffer sizes in bytes, and all others that hold something here."""
+        return await self.look(lambda rows: _slots(rows, buffers))
 
     async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int, int]]:
         """Return the numbers of conflicts and of damaged, failing and waiting writes, for each slot that has any."""
@@ -284,7 +241,7 @@ def _one(rows: sqlite3.Connection, query: str, values: Values = ()) -> int:
     return value
 
 
-def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
+def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> to.FlushSums:
     these, values = f"{where.condition} AND sequence <= ? AND {_PENDING}", (*where.values, through)
     sent_parts = "parts CROSS JOIN writes ON write_id = id"  # few of the pending parts are sent: look at those first
     behind = (
@@ -292,40 +249,44 @@ def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> FlushStats:
         "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
         f"SELECT count(*) FROM writes WHERE {these} AND sequence IN held_up"
     )
+    sent = f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent_parts} WHERE sent = 1 AND {these}"
+    local = f"SELECT count(*) FROM writes WHERE {where.condition} AND sequence <= ? AND {_HERE} AND state = -1"
     open_here = f"FROM writes LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {OPEN}"
     uploads = f"SELECT count(DISTINCT id), coalesce(sum(parts.size_bytes), 0) {open_here}"
-    return FlushStats(
-        _stats(rows, rows.execute(f"SELECT {_STATS} FROM writes WHERE {these}", values).fetchone()),
-        _one(rows, f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent_parts} WHERE sent = 1 AND {these}", values),
-        _one(rows, behind.format(roots=_STUCK), values),
-        _one(rows, behind.format(roots=_HELD_UP), values),
-        UploadStats(*rows.execute(uploads, tuple(where.values)).fetchone()),
-        _one(
-            rows,
-            f"SELECT count(*) FROM writes WHERE {where.condition} AND sequence <= ? AND {_HERE} AND state = -1",
-            values,
-        ),
+    return to.FlushSums(
+        **_sums(rows, rows.execute(f"SELECT {_STATS} FROM writes WHERE {these}", values).fetchone()),
+        **_open(UploadStats(*rows.execute(uploads, tuple(where.values)).fetchone())),
+        local_objects=_one(rows, local, values),
+        bytes_sent=_one(rows, sent, values),
+        stuck=_one(rows, behind.format(roots=_STUCK), values),
+        held_up=_one(rows, behind.format(roots=_HELD_UP), values),
     )
 
 
-def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
+def _slots(rows: sqlite3.Connection, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
     found = rows.execute(f"SELECT slot, {_STATS} FROM writes WHERE {_PENDING} GROUP BY slot").fetchall()
-    pending = {slot: _stats(rows, stats) for slot, *stats in found}
+    pending = {slot: _sums(rows, stats) for slot, *stats in found}
     last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait for the bucket
     last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
     uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
-    return {
-        slot: SlotStats(
-            pending.get(slot, PendingStats()),
-            uploads.get(slot, UploadStats()),
-            usages[slot].staged_bytes if slot in usages else 0,
-            reasons.get(slot),
-            usages[slot].local_objects if slot in usages else 0,
-            usages[slot].local_bytes if slot in usages else 0,
+    slots = []
+    for slot in sorted({*buffers, *uploads, *usages, *pending}):
+        used, opened = usages.get(slot), uploads.get(slot, UploadStats())
+        made = to.PendingSlot(
+            slot=slot,
+            buffer_bytes=buffers.get(slot),
+            **(pending.get(slot) or _sums(rows, [0] * 6 + [None])),
+            **_open(opened),
+            oldest_upload_touched_at=opened.touched.at if opened.touched is not None else None,
+            staged_bytes=used.staged_bytes if used is not None else 0,
+            local_objects=used.local_objects if used is not None else 0,
+            local_bytes=used.local_bytes if used is not None else 0,
+            reason=reasons.get(slot),
         )
-        for slot in {*uploads, *usages, *pending}
-    }
+        if slot in buffers or made.objects or made.open_uploads or made.staged_bytes or made.local_objects:
+            slots.append(made)
+    return slots
 
 
 def _uploads_by_slot(rows: sqlite3.Connection) -> dict[str, UploadStats]:
@@ -353,14 +314,20 @@ def _oldest_conflicts(rows: sqlite3.Connection) -> dict[str, Moment]:
     return found
 
 
-def _stats(rows: sqlite3.Connection, stats: Sequence[int]) -> PendingStats:
-    objects, size_bytes, conflicts, damaged, failing, waiting, first = stats
+def _sums(rows: sqlite3.Connection, stats: Sequence[int | None]) -> dict[str, Any]:
+    """Return fields of `Sums` from a row of _STATS; the time is None if nothing is pending, or its row is damaged."""
+    *counts, first = stats
     oldest_at = None
     if first is not None:
         row = rows.execute("SELECT id, record FROM writes WHERE sequence = ?", (first,)).fetchone()
         with suppress(BufferDamaged):  # listed among the damaged
             oldest_at = codec.unpack_write(*row).acknowledged_at
-    return PendingStats(objects, size_bytes, conflicts, damaged, failing, waiting, oldest_at)
+    names = ("objects", "bytes", "conflicts", "damaged", "failing", "waiting_for_bucket")
+    return {**dict(zip(names, counts, strict=True)), "oldest_acknowledged_at": oldest_at}
+
+
+def _open(uploads: UploadStats) -> dict[str, int]:
+    return {"open_uploads": uploads.uploads, "open_upload_bytes": uploads.size_bytes}
 
 
 def _row(rows: sqlite3.Connection, columns: Sequence[Any]) -> PendingRow:

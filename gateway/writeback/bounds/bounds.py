@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import structlog
 
@@ -26,6 +25,7 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
@@ -71,23 +71,12 @@ class Bound(StrEnum):
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
-class BoundsObserver(Protocol):
-    """Counts the effects of bounds on writes."""
-
-    def went_through(self, slot: str, reason: str) -> None:
-        """Count a write that went to the origin instead of the buffer."""
-
-    def slowed_down(self, slot: str) -> None:
-        """Count a write that was answered SlowDown."""
-
-    def paced(self, slot: str, seconds: float) -> None:
-        """Count an acknowledgement that was held back."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
-    """Data of one slot that only this node has. `used_bytes` are pending, reserved and local bytes. `oldest_seconds` 0:
-    nothing is on its way to the origin. `exposure_bytes` 0: no limit."""
+    """Data of one slot that only this node has: `used_bytes` pending, reserved and local.
+
+    `oldest_seconds` 0: nothing is on its way to the origin. `exposure_bytes` 0: no limit.
+    """
 
     buffer_bytes: int
     used_bytes: int
@@ -98,25 +87,19 @@ class SlotExposure:
     local_objects: int = 0
     exposure_bytes: int = 0
 
+    def tell(self, slot: str) -> None:
+        """Set the slot's metrics."""
+        metrics.WRITEBACK_BUFFER_BYTES.set(self.buffer_bytes, slot)
+        metrics.WRITEBACK_EXPOSURE_BYTES.set(self.exposure_bytes, slot)
+        metrics.WRITEBACK_USED_BYTES.set(self.used_bytes, slot)
+        metrics.WRITEBACK_PENDING_BYTES.set(self.pending_bytes, slot)
+        metrics.WRITEBACK_PENDING_OBJECTS.set(self.pending_objects, slot)
+        metrics.WRITEBACK_LOCAL_BYTES.set(self.local_bytes, slot)
+        metrics.WRITEBACK_LOCAL_OBJECTS.set(self.local_objects, slot)
+        metrics.WRITEBACK_OLDEST_SECONDS.set(self.oldest_seconds, slot)
+
 
 _NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
-
-
-class ExposureObserver(Protocol):
-    """Takes exposure reports, for metrics and alarms."""
-
-    def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
-
-    def disk_full(self, is_full: bool) -> None:
-        """Report whether the disk has no room for any write now."""
-
-
-class SilentBoundsObserver:
-    def went_through(self, slot: str, reason: str) -> None: ...
-
-    def slowed_down(self, slot: str) -> None: ...
-
-    def paced(self, slot: str, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +231,10 @@ class SlotBounds:
             await self._shared.journal.change(lambda tx: tx.look_at_uploads(self.slot.name, at))
 
     async def _remove_local(self, size_bytes: int) -> bool:
-        """Remove local objects, the oldest first, until `size_bytes` fit. Return whether any was removed; False if the
-        journal cannot be written: its writers report that."""
+        """Remove local objects, oldest first, until `size_bytes` fit. Return whether any was removed.
+
+        False if the journal cannot be written: its writers report that.
+        """
         oldest = self._shared.journal.read(lambda tx: tx.oldest_local(self.slot.name))
         now = Moment.of(self._shared.clock)
         if oldest is None or now.passed_since(oldest) < STAYS_SECONDS:
@@ -386,8 +371,7 @@ class SlotBounds:
 class Bounds:
     """The bounds of every slot that writes back, in one process."""
 
-    def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
-        self.observer = observer
+    def __init__(self, slots: Iterable[Slot], shared: Shared) -> None:
         self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
@@ -395,8 +379,7 @@ class Bounds:
         self._gone: list[SlotBounds] = []
 
     def apply_settings(self, slots: Sequence[Slot]) -> None:
-        """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
-        bounds."""
+        """Set the slots that write back. Bodies that wait in another slot keep waiting, under its old bounds."""
         gone, self._of = self._of, {}
         for slot in slots:
             one = gone.get(slot.name)
@@ -412,8 +395,8 @@ class Bounds:
         """Return the bounds of a slot; None if it no longer writes back."""
         return self._of.get(slot)
 
-    async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Report exposure every second until cancelled, in one process of a gateway. Log when the disk fills up."""
+    async def tell_exposure(self) -> None:
+        """Set the metrics of all slots every second, and log when the disk fills up; in one process of a gateway."""
         was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
@@ -421,9 +404,9 @@ class Bounds:
                 found[GONE] = self._left_behind()
                 told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
                 for name in told:
-                    observer.exposed(name, found.get(name, _NOTHING))
+                    found.get(name, _NOTHING).tell(name)
             is_full = bool(self._of) and self._is_disk_full()
-            observer.disk_full(is_full)
+            metrics.WRITEBACK_DISK_FULL.set(is_full)
             if is_full and not was_full:
                 _log.warning(
                     "the disk is full: writes are not acknowledged here, they go to the bucket",
@@ -453,9 +436,11 @@ class Bounds:
         return False
 
     def unused_bytes(self) -> int:
-        """Return the bytes of disk to keep for the buffers: those that they may still write, and twice the journal's
-        margin. The journal's log and small files grow while the buffer fills; with one margin, the last body would wait
-        until the cache has made room."""
+        """Return the bytes of disk to keep for the buffers: their unwritten bytes, and twice the journal's margin.
+
+        The journal's log and small files grow while the buffer fills; with one margin, the last body would wait until
+        the cache has made room.
+        """
         return 2 * MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:

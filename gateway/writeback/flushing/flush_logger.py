@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from gateway.core.clock import Clock, Moment
+from gateway.telemetry import metrics
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.journal.records import Write
 
@@ -21,23 +21,10 @@ FLUSHED_LINES_PER_SECOND = 100
 """Flushed objects that have a line each; those beyond share one."""
 
 
-class FlushCounters(Protocol):
-    """For metrics."""
-
-    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None: ...
-
-    def flush_failed(self, slot: str, reason: str) -> None: ...
-
-    def flush_conflict(self, slot: str) -> None: ...
-
-    def flush_damaged(self, slot: str) -> None: ...
-
-
 class FlushLogger:
-    """The methods of `reconciler.FlushObserver`, and `run`."""
+    """Counts and logs the events of pending writes."""
 
-    def __init__(self, counters: FlushCounters, clock: Clock) -> None:
-        self._counters = counters
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failing = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
         self._going_on = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
@@ -63,8 +50,11 @@ class FlushLogger:
             self._objects = self._deletions = self._bytes = 0
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
+        """Count a write that is not pending any more: the origin has this version, or None: the key is deleted."""
         age_seconds = max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0])
-        self._counters.flushed(write.spec.slot, write.size_bytes, age_seconds)
+        metrics.WRITEBACK_FLUSHED_OBJECTS.add(1, write.spec.slot)
+        metrics.WRITEBACK_FLUSHED_BYTES.add(write.size_bytes, write.spec.slot)
+        metrics.WRITEBACK_FLUSH_SECONDS.observe(age_seconds, write.spec.slot)
         if self._lines == FLUSHED_LINES_PER_SECOND:
             self._objects += 1
             self._deletions += write.deleted
@@ -83,7 +73,8 @@ class FlushLogger:
         )
 
     def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        self._counters.flush_failed(write.spec.slot, kind)
+        """Count and log a failed attempt that another one follows."""
+        metrics.WRITEBACK_FLUSH_FAILURES.add(1, write.spec.slot, kind)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",
@@ -95,6 +86,7 @@ class FlushLogger:
             )
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        """Something has failed on this node, and is tried again."""
         if self._failing.may_tell():
             _log.error(
                 "a write cannot be processed, and stays here",
@@ -105,6 +97,7 @@ class FlushLogger:
             )
 
     def goes_on(self, write: Write) -> None:
+        """Log that the origin has taken a part of a write that had failed."""
         if self._going_on.may_tell():
             _log.info(
                 "a write that could not be flushed makes progress again",
@@ -114,7 +107,7 @@ class FlushLogger:
             )
 
     def conflict(self, write: Write, reason: str) -> None:
-        self._counters.flush_conflict(write.spec.slot)
+        metrics.WRITEBACK_CONFLICTS.add(1, write.spec.slot)
         _log.error(
             "CONFLICT: others have changed the key; this node keeps its write until a person decides: "
             "forebay writeback resolve",
@@ -124,7 +117,7 @@ class FlushLogger:
         )
 
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
-        self._counters.flush_damaged(slot)
+        metrics.WRITEBACK_DAMAGED.add(1, slot)
         _log.error(
             "DAMAGED: the bytes of an acknowledged write on this disk have changed; they are kept and not sent",
             object=name,
@@ -133,6 +126,7 @@ class FlushLogger:
         )
 
     def not_understood(self, write: Write, reason: str) -> None:
+        """Log a manifest that cannot be read, and is flushed in the order of arrival."""
         if self._manifests.may_tell():
             _log.warning(
                 "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
@@ -153,6 +147,7 @@ class FlushLogger:
             )
 
     def expired(self, write: Write, reason: str) -> None:
+        """Log an open upload that has ended without being completed."""
         _log.warning(
             "an upload that its client has not completed has expired",
             object=str(write.key),

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
@@ -24,6 +24,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.requests import failure_of, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
@@ -175,16 +176,6 @@ async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> 
     return await threads.run(named_files, key, content)
 
 
-class ManifestObserver(Protocol):
-    """Learns about manifests."""
-
-    def not_understood(self, write: Write, reason: str) -> None:
-        """Report a manifest that is not understood: it goes in the order of arrival."""
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """Report a manifest that waits, the first time."""
-
-
 @dataclass(slots=True)
 class _Known:
     """A manifest that was read. `presence` None: it is not understood."""
@@ -197,8 +188,7 @@ class _Known:
 
 
 class ManifestFiles:
-    """The pending manifests, by the ids of their writes, in the process that flushes them. Forgotten ones are read, and
-    their files looked for, again."""
+    """The pending manifests of the flushing process, by write id. It reads forgotten ones, and seeks files, again."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, _Known] = OrderedDict()
@@ -206,14 +196,14 @@ class ManifestFiles:
         self._reading = asyncio.Lock()
 
     async def look(
-        self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
+        self, write: Write, requests: Requests, journal: Journal, clock: Clock, log: FlushLogger
     ) -> LookedFor | WriteRefused | Lost:
         """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()
         known = self._known.get(write.id)
         if known is None or known.etag != write.etag:  # an upload that was completed anew, for instance
-            known = await self._read(write, requests, observer)
+            known = await self._read(write, requests, log)
         if known.presence is None:
             return LookedFor()
 
@@ -228,19 +218,19 @@ class ManifestFiles:
             known.looks, known.missing = known.looks + 1, found.missing
         return found
 
-    async def _read(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
+    async def _read(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
         # One large manifest at a time: its bytes are in memory, and several times as many while it is parsed.
         async with self._reading if write.size_bytes > LONG_BYTES else nullcontext():
-            return await self._learned(write, requests, observer)
+            return await self._learned(write, requests, log)
 
-    async def _learned(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
+    async def _learned(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
         content = await requests.content(write, CONTENT_BYTES_MAX)
         if content is None:
             named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")
         else:
             named = await understood(write.key, content, requests.threads)
         if isinstance(named, NotUnderstood):
-            observer.not_understood(write, named.reason)
+            log.not_understood(write, named.reason)
             known = _Known(write.key, write.etag, None)
         else:
             known = _Known(write.key, write.etag, Presence(write.key.bucket, named))
@@ -251,11 +241,11 @@ class ManifestFiles:
             names -= dropped.presence.names_count if dropped.presence is not None else 0
         return known
 
-    def awaits(self, write: Write, reason: str, observer: ManifestObserver) -> float:
+    def awaits(self, write: Write, reason: str, log: FlushLogger) -> float:
         known = self._known.get(write.id)
         looks = known.looks if known is not None else 1
         if looks == 1:
-            observer.awaits_files(write, reason)
+            log.awaits_files(write, reason)
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(looks - 1, 10)))
 
     def waiting(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
@@ -268,8 +258,7 @@ class ManifestFiles:
         return known is not None and known.missing > 0
 
     def waive(self, write_id: int) -> None:
-        """Send a manifest whatever it names, as a person has decided. Holds while this process runs: it goes at
-        once."""
+        """Send a manifest at once whatever it names, as a person has decided. Holds while this process runs."""
         self._waived.add(write_id)
         self.forget([write_id])
 
@@ -289,8 +278,7 @@ def is_to_be_deleted(tx: JournalView, manifest: Write) -> bool:
 
 
 def comes_behind(tx: JournalView, manifest: Write, key: ObjectKey) -> bool:
-    """Return whether the pending write of a key waits for this manifest, as it was acknowledged later: if the manifest
-    waited for it too, neither would end."""
+    """Tell whether a key's pending write waits for this manifest, an older one. Two that wait would never end."""
     pending = tx.latest(key)
     if pending is None or pending.sequence < manifest.sequence:
         return False

@@ -25,7 +25,6 @@ from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
-from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import (
@@ -37,6 +36,7 @@ from gateway.writeback.flushing.condition_probe import (
     probe_key,
 )
 from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, ManifestFiles
@@ -139,38 +139,6 @@ class Publication(Protocol):
         """
 
 
-class FlushObserver(Protocol):
-    """Learns what happens to writes, for metrics and logs."""
-
-    def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        """Report a write that the origin has as this version (None: the key is deleted), and that is no longer pending.
-        The attempt that succeeded took `attempt_seconds`."""
-
-    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        """Report a write that failed and will be tried again."""
-
-    def goes_on(self, write: Write) -> None:
-        """Report a write that makes progress at the origin after failures."""
-
-    def conflict(self, write: Write, reason: str) -> None:
-        """Report a write that is kept until a person decides."""
-
-    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
-        """Report a write with damaged bytes: kept, and not sent."""
-
-    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
-        """Report a failure on this node; the write will be tried again."""
-
-    def expired(self, write: Write, reason: str) -> None:
-        """Report an open upload that ended without completion."""
-
-    def not_understood(self, write: Write, reason: str) -> None:
-        """Report a manifest that is not understood: it goes in the order of arrival."""
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """Report a manifest that waits until the origin has all that it names."""
-
-
 class Superseded(Exception):
     """The write has ended or changed: the process that changed it has made it due again."""
 
@@ -198,7 +166,7 @@ class FlushDependencies:
     journal: Journal
     requests: Requests
     publication: Publication
-    observer: FlushObserver
+    log: FlushLogger
     clock: Clock
     slots: dict[str, SlotOrder] = field(default_factory=dict)
     probed: set[ObjectKey] = field(default_factory=set)
@@ -211,8 +179,10 @@ class FlushDependencies:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Requests under way to the origin now. `longest_seconds` counts from the start of the first, None: there is none;
-    `is_away`: an origin has failed several requests in a row."""
+    """Requests under way to the origin now. `is_away`: an origin has failed several requests in a row.
+
+    `longest_seconds` counts from the start of the first, None: there is none.
+    """
 
     longest_seconds: float | None = None
     is_away: bool = False
@@ -237,8 +207,10 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins that were away again. Failed writes under a prefix are due (`JournalTransaction.try_now`), and
-        those that fail at this moment will be soon."""
+        """Ask origins that were away again. Failed writes under a prefix are due (`JournalTransaction.try_now`).
+
+        Those that fail at this moment will be soon.
+        """
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
@@ -263,8 +235,7 @@ class Reconciler:
         return Attempts(now - min(began) if began else None, is_away)
 
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """Return the manifests that wait for files, among the covered keys: ids of their writes → numbers of missing
-        files."""
+        """Return the covered manifests that wait for files: ids of their writes → numbers of missing files."""
         found = self._dependencies.manifests.waiting(covers)
         living = self._journal.read(lambda tx: tx.living(list(found))) if found else set()
         self._dependencies.manifests.forget(found.keys() - living)
@@ -323,8 +294,10 @@ class Reconciler:
     def _chosen(
         self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
-        """Choose what has waited longest. If that may fail, also take, or take instead, a later write: of some
-        neighbours the one with the fewest failures."""
+        """Choose what has waited longest. If that may fail, also take, or take instead, a later write.
+
+        Of some neighbours that is the one with the fewest failures.
+        """
         count_max = room + len(self._tasks) + 1
         found = [one for one in tx.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
@@ -364,7 +337,7 @@ class Reconciler:
         except BufferDamaged as error:
             await self._quarantine(slot, due, str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
-            self._dependencies.observer.not_looked_after(str(due.key), slot, repr(error))
+            self._dependencies.log.not_looked_after(str(due.key), slot, repr(error))
             await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
         finally:
             lane.end(priority, due.id)
@@ -392,7 +365,7 @@ class Reconciler:
         with suppress(BufferUnavailable):
             if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with the write
                 await self._journal.change(lambda tx: tx.quarantine(due.id, reason))
-                self._dependencies.observer.damaged(due.id, str(due.key), slot, reason)
+                self._dependencies.log.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
 
@@ -573,9 +546,7 @@ class _Run:
                 return await self._requests.find(write)
             case LookForFiles():
                 manifests = self._dependencies.manifests
-                return await manifests.look(
-                    write, self._requests, self._journal, self._clock, self._dependencies.observer
-                )
+                return await manifests.look(write, self._requests, self._journal, self._clock, self._dependencies.log)
             case Seek():
                 return await self._seek(write)
             case Abort():
@@ -610,7 +581,7 @@ class _Run:
             raise Superseded
         if self._turn.attempts and not write.restarts:  # else it is not the first time that the part gets there
             self._turn = replace(self._turn, attempts=0, failing_since=None)
-            self._dependencies.observer.goes_on(write)
+            self._dependencies.log.goes_on(write)
         return replace(event, state=now.state)
 
     async def _when_marked(self, write: Write, send: Callable[[], Awaitable[Event]]) -> Event:
@@ -689,7 +660,7 @@ class _Run:
                 await self._settle(write, end)
             case MarkConflict():
                 if await self._journal.change(lambda tx: tx.keep(self._id, end.reason)):
-                    self._dependencies.observer.conflict(write, end.reason)
+                    self._dependencies.log.conflict(write, end.reason)
             case Completed():
                 await self._dependencies.publication.publish(write, end.etag)
                 await self._journal.change(lambda tx: _completed(tx, write, end, Moment.of(self._clock)))
@@ -699,7 +670,7 @@ class _Run:
                     await self._rest(5.0)
             case Expire():
                 if await self._journal.change(lambda tx: tx.abort(write.upload_id or "", now)):
-                    self._dependencies.observer.expired(write, end.reason)
+                    self._dependencies.log.expired(write, end.reason)
             case Forget():
                 if end.reason is not None:
                     _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
@@ -716,7 +687,7 @@ class _Run:
         await self._dependencies.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
-        self._dependencies.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
+        self._dependencies.log.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()
@@ -731,7 +702,7 @@ class _Run:
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
         """Wait without a failure: `attempts` stays 0, so that operators see no alarm."""
         longest = AWAITED_PAUSE_SECONDS if self.is_hurried else math.inf
-        pause_seconds = self._dependencies.manifests.awaits(write, wait.reason, self._dependencies.observer)
+        pause_seconds = self._dependencies.manifests.awaits(write, wait.reason, self._dependencies.log)
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(self._clock.now() + pause_seconds, last_error=wait.reason, priority=priority)
@@ -751,7 +722,7 @@ class _Run:
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
         await self._journal.change(lambda tx: _failed(tx, write, wait, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
-        self._dependencies.observer.failing(write, failures, wait.reason, wait.kind)
+        self._dependencies.log.failing(write, failures, wait.reason, wait.kind)
 
 
 def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
@@ -765,8 +736,10 @@ def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
 
 
 async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:
-    """Return a write with the parts that matter: of an open upload, the next that the origin lacks. BufferDamaged when
-    parts are missing: the write has ended, or is damaged."""
+    """Return a write with the parts that matter: of an open upload, the next that the origin lacks.
+
+    BufferDamaged when parts are missing: the write has ended, or is damaged.
+    """
 
     def look(tx: JournalView) -> tuple[Write, Turn] | None:
         write, turn = tx.write(write_id, with_parts=False), tx.turn(write_id)

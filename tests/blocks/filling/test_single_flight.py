@@ -13,10 +13,10 @@ from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
-    CountingObserver,
     NotingOrigin,
     PacedOrigin,
     bytes_of,
@@ -28,6 +28,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable
 
 
@@ -35,13 +36,13 @@ def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:
     """However many readers want a cold block at once, the origin is asked for it once."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", BLOCK)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             bodies = await asyncio.gather(*(read(cache, version) for _ in range(200)))
             assert set(bodies) == {content_of(origin, version)}
         assert origin.count() == 1
-        assert observer.coalesced_readers == 199
+        assert counted(metrics.CACHE_COALESCED) == 199
 
     asyncio.run(scenario())
 

@@ -17,11 +17,11 @@ from gateway.blocks.filling.small_block_fetch import HELD_BYTES_MAX
 from gateway.core.model import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BUCKET,
     KIB,
     MIB,
-    CountingObserver,
     PacedOrigin,
     TestClock,
     block_files,
@@ -36,6 +36,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 
 SEED = 20261121
 PACKED = MIB
@@ -47,19 +48,23 @@ def test_small_objects_share_a_file(tmp_path: Path) -> None:
     """Hundreds of objects, one file, one request each; the second reading asks nobody and opens nothing twice."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         versions = [stored(origin, f"k{n}", 1 + 97 * n, seed=n) for n in range(250)]
         settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
-        async with open_cache(tmp_path / "c", origin, observer=observer, **settings) as cache:
+        async with open_cache(tmp_path / "c", origin, **settings) as cache:
             got = await asyncio.gather(*(read(cache, version) for version in versions))
             assert got == [content_of(origin, version) for version in versions]
             await cache.settle()
-            assert origin.count() == len(versions) == observer.fills
-            hits = observer.hits
+            assert origin.count() == len(versions) == counted(metrics.CACHE_FILLS, outcome="filled")
+            hits = counted(metrics.CACHE_HIT_BYTES)
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
-            assert observer.hits - hits == sum(version.size_bytes for version in versions)
-            assert (origin.count(), observer.failed_fills, observer.damaged_blocks) == (len(versions), 0, 0)
+            assert counted(metrics.CACHE_HIT_BYTES) - hits == sum(version.size_bytes for version in versions)
+            assert (origin.count(), counted(metrics.CACHE_FILLS, outcome="failed"), counted(metrics.CACHE_DAMAGED)) == (
+                len(versions),
+                0,
+                0,
+            )
             assert cache.usage().blocks == len(versions)
             assert len(block_files(tmp_path / "c")) == 1
 
@@ -203,11 +208,9 @@ def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeyp
     """ENOSPC while a segment is written: the bytes are served, nothing is kept, the accounts stay exact."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", 10_000, seed=n) for n in range(10)]
-        async with open_cache(
-            tmp_path / "c", origin, small_object_bytes_max=PACKED, observer=observer, clock=clock
-        ) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, clock=clock) as cache:
             await read(cache, versions[0])
             await cache.settle()
 
@@ -221,7 +224,7 @@ def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeyp
                 fetched = await cache.fetch(versions[-1], whole(versions[-1]), slot="default", purpose=Purpose.WARM)
                 assert not fetched[1]
                 await cache.settle()
-            assert 1 <= observer.not_kept_blocks == observer.failed_fills <= 9
+            assert 1 <= counted(metrics.CACHE_NOT_KEPT) == counted(metrics.CACHE_FILLS, outcome="failed") <= 9
             usage = cache.usage()
             assert (usage.blocks, usage.reserved_bytes) == (1, 0)
             assert usage.used_bytes == sum(

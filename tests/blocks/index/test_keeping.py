@@ -18,11 +18,11 @@ from gateway.blocks.index.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     TestClock,
     content_of,
     make_origin,
@@ -31,6 +31,7 @@ from tests.support.blocks import (
     stored,
     whole,
 )
+from tests.support.counting import by_label, counted
 from tests.support.prepared_process import PreparedProcess
 
 SMALL = 64 * KIB
@@ -195,18 +196,22 @@ def test_objects_larger_than_the_slot_keeps_are_served_and_not_kept(tmp_path: Pa
     """And counted; smaller ones beside them are kept, and what was kept before goes on being served."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         small, large = stored(origin, "small", BLOCK), stored(origin, "large", 4 * BLOCK + 17)
         async with open_cache(tmp_path / "c", origin) as cache:
             await read(cache, large, ByteRange(BLOCK, 2 * BLOCK - 1))
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, slots=slots("epoch", BLOCK), observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, slots=slots("epoch", BLOCK)) as cache:
             for version in (small, large, small, large):
                 assert await read(cache, version) == content_of(origin, version)
                 await cache.settle()
             assert cache.usage().blocks == 2
-            assert observer.not_kept_for == {"size": 4}
-            assert (observer.hits, observer.failed_fills, observer.unavailable) == (3 * BLOCK, 0, 0)
+            assert by_label(metrics.CACHE_NOT_KEPT, "reason") == {"size": 4}
+            assert (
+                counted(metrics.CACHE_HIT_BYTES),
+                counted(metrics.CACHE_FILLS, outcome="failed"),
+                counted(metrics.CACHE_STORE_UNAVAILABLE),
+            ) == (3 * BLOCK, 0, 0)
 
     asyncio.run(scenario())
 
@@ -219,7 +224,7 @@ def test_no_more_is_written_in_a_day_than_may_be(
     monkeypatch.setattr(WrittenBytes, "since", lambda *_: 0)  # test_index_size.py counts what the index takes
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         clock.time = 1000.0 * DAY + 100
         versions = [stored(origin, f"k{n}", SMALL - 200) for n in range(30)]
         more: dict[str, Any] = {
@@ -228,16 +233,14 @@ def test_no_more_is_written_in_a_day_than_may_be(
             "small_object_bytes_max": small_object_bytes_max,
         }
         for worker in range(2):
-            async with open_cache(
-                tmp_path / "c", origin, clock=clock, worker=worker, observer=observer, **more
-            ) as cache:
+            async with open_cache(tmp_path / "c", origin, clock=clock, worker=worker, **more) as cache:
                 for version in versions[: 15 + worker]:
                     assert await read(cache, version) == content_of(origin, version)
                     await cache.settle()
                 assert cache.usage().used_bytes <= 10 * FILE
                 assert cache.usage().blocks >= 10
                 kept = cache.usage().blocks
-        assert observer.not_kept_for == {"write-budget": 15 - kept + 16 - kept}
+        assert by_label(metrics.CACHE_NOT_KEPT, "reason") == {"write-budget": 15 - kept + 16 - kept}
         clock.advance(DAY)
         async with open_cache(tmp_path / "c", origin, clock=clock, **more) as cache:
             for version in versions:
@@ -252,17 +255,18 @@ def test_what_is_kept_is_hit_though_nothing_more_may_be_written(tmp_path: Path) 
     """A read over many blocks takes those that are there from here, and the runs between them from the origin."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "large", 8 * BLOCK)
         async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
             for number in (2, 5):
                 await read(cache, version, ByteRange(number * BLOCK, (number + 1) * BLOCK - 1))
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, daily_writes_bytes=1, observer=observer) as cache:
-            before = origin.count()
+        async with open_cache(tmp_path / "c", origin, daily_writes_bytes=1) as cache:
+            before, missed_before = origin.count(), counted(metrics.CACHE_MISS_BYTES)
             assert await read(cache, version) == content_of(origin, version)
             assert origin.count() == before + 3
-            assert (observer.hits, observer.misses) == (2 * BLOCK, 6 * BLOCK)
+            assert counted(metrics.CACHE_HIT_BYTES) == 2 * BLOCK
+            assert counted(metrics.CACHE_MISS_BYTES) - missed_before == 6 * BLOCK
 
     asyncio.run(scenario())
 

@@ -52,7 +52,6 @@ from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metric_observers import RequestMetrics
 from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
@@ -268,7 +267,7 @@ async def both_ports(
 ) -> AsyncIterator[Pair]:
     app = gateway.app
     log = structlog.get_logger("forebay.requests").bind()
-    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
+    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, log)
     tls = certificate.files if certificate is not None else None
     options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
     async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
@@ -914,7 +913,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 *SLOTS,
             ]
             found = [type(one).__name__ for one in looked_at(known, shared)]
-            assert {"_Known", "PreparedRead"} <= set(found)
+            assert {"_KnownReads", "PreparedRead"} <= set(found)
             assert len(found) <= 8, found
 
     asyncio.run(scenario())

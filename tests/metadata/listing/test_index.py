@@ -36,7 +36,6 @@ from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.prepared_process import PreparedProcess
@@ -86,7 +85,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, Homes("origin"))
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
+    index = ListingIndex(opened, opened.epochs, clock)
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -125,7 +124,7 @@ def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> N
     def is_known(homes: Homes) -> bool:
         opened = open_directory(tmp_path / "c", homes)
         try:
-            index = ListingIndex(opened, opened.epochs, ManualClock(), CatalogMetrics())
+            index = ListingIndex(opened, opened.epochs, ManualClock())
             return isinstance(index.find("b", ListRequest(), FOR_EVER, with_owner=False, truths={}), FoundPage)
         finally:
             opened.close()
@@ -517,9 +516,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
 
     async def start() -> None:
         origin, clock = MemoryOrigin(ManualClock()), ManualClock()
-        catalog = await Catalog.open(
-            tmp_path / "c", origin, homes=Homes("origin"), clock=clock, observer=CatalogMetrics(), slots=slots
-        )
+        catalog = await Catalog.open(tmp_path / "c", origin, homes=Homes("origin"), clock=clock, slots=slots)
         await catalog.close()
 
     asyncio.run(start())

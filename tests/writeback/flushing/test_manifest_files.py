@@ -15,6 +15,7 @@ from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.manifest_files import (
     FIRST_LOOK,
     FOUND_AGAIN_SECONDS,
@@ -175,14 +176,11 @@ class NothingPending:
         """Nothing is pending under any key."""
 
 
-class Silent:
-    """Nobody watches."""
+class Silent(FlushLogger):
+    """Refuses a manifest that is not understood."""
 
     def not_understood(self, write: Write, reason: str) -> None:
         raise AssertionError(reason)
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """As it should be."""
 
 
 def manifest(number: int, size_bytes: int) -> Write:
@@ -191,7 +189,7 @@ def manifest(number: int, size_bytes: int) -> Write:
 
 async def look(files: ManifestFiles, requests: CountedRequests, write: Write) -> Any:
     journal = cast(Journal, NothingPending())
-    return await files.look(write, cast(Requests, requests), journal, SystemClock(), Silent())
+    return await files.look(write, cast(Requests, requests), journal, SystemClock(), Silent(SystemClock()))
 
 
 def test_of_long_manifests_one_is_in_memory_at_a_time() -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
-from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.client import Direction, OriginRequest
 from gateway.origin.link_traffic import AnswerKind
-from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
+from gateway.telemetry import metrics
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, RESTARTS_MAX
@@ -33,6 +34,7 @@ from gateway.writeback.journal.records import (
     WriteSpec,
 )
 from gateway.writeback.journal.transaction import JournalTransaction
+from tests.support.counting import counted
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
@@ -309,11 +311,10 @@ class _Limiter:
 
 
 class _Meter:
-    """Ceilings and observer of a meter."""
+    """Ceilings of a meter."""
 
     def __init__(self) -> None:
         self.limiters: dict[tuple[Direction, str], _Limiter] = {}
-        self.purposes: set[tuple[str, str]] = set()
 
     def limiter(self, direction: Direction, slot: str) -> _Limiter:
         return self.limiters.setdefault((direction, slot), _Limiter())
@@ -324,13 +325,6 @@ class _Meter:
 
     def slowed(self, direction: Direction) -> None: ...
 
-    def origin_attempt(self, attempt: Attempt) -> None: ...
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        self.purposes.add((slot, purpose))
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None: ...
-
 
 def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
     """Byte by byte: large ones that stream, and small ones."""
@@ -340,10 +334,10 @@ def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
         upload = await OpenUpload.begin(buffer, slot="mine", at_origin=True)
         await upload.store(1, os.urandom(PART_BYTES))
         await upload.store(2, b"x" * 1000)
-        buffer.start(MeteredOrigin(buffer.origin, OriginMeter(meter, meter)))
+        buffer.start(MeteredOrigin(buffer.origin, OriginMeter(meter)))
         await buffer.until(lambda: upload.sent() == {1, 2})
         assert meter.limiters["write", "mine"].passed_bytes == PART_BYTES + 1000
-        assert meter.purposes == {("mine", Purpose.FLUSH.value)}
+        assert counted(metrics.ORIGIN_BYTES, slot="mine", purpose="flush") == counted(metrics.ORIGIN_BYTES) > 0
 
     with_buffer(tmp_path, scenario)
 
