@@ -29,8 +29,8 @@ from gateway.app.write_back import (
     opened_buffer,
 )
 from gateway.blocks.cache import BlockCache, PassthroughCache
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.settings import BlockSettings
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings

@@ -23,6 +23,7 @@ from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.eviction import capacity_of
 from gateway.blocks.index.index import Usage
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.maintenance.index_rebuild import account_late, move_between_slots, rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
@@ -32,7 +33,6 @@ from gateway.blocks.reading import plan
 from gateway.blocks.reading.plan import ReadPlan
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.spans import HeldObject, WarmSpan, span_of
-from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of

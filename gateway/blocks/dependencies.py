@@ -18,9 +18,9 @@ from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.filling.small_block_fetch import GroupCommitWriter
 from gateway.blocks.index.index import AccessLog
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
-from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 

@@ -13,9 +13,8 @@ from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFile
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
-from gateway.blocks.layout import Block, Extent, data_offset
+from gateway.blocks.layout import Block, BlockSettings, Extent, data_offset
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginBusy
 from gateway.core.model import ByteRange, ObjectVersion

@@ -173,7 +173,7 @@ def worker_key(worker: int, name: bytes = b"") -> bytes:
 
 
 pack_reservation, unpack_reservation = _RESERVATION.pack, _RESERVATION.unpack
-"""Of the bytes on disk, and the number of the slot."""
+"""Pack and unpack the bytes on disk and the number of the slot."""
 
 
 def pack_worker_file(holder: WorkerFile) -> bytes:

@@ -228,6 +228,7 @@ class DirectoryProbe:
 
     directory: BlockDirectory
     threads: DiskThreads
+
     block_size_bytes: int
     _yielded: Evicted = field(default_factory=Evicted)
 

@@ -33,9 +33,8 @@ from gateway.blocks.index.eviction import capacity_of, fingerprint_of
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.rows import WorkerFile
-from gateway.blocks.layout import set_home_tags
+from gateway.blocks.layout import BlockSettings, set_home_tags
 from gateway.blocks.maintenance import index_rebuild
-from gateway.blocks.settings import BlockSettings
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock

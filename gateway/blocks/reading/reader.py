@@ -149,7 +149,8 @@ class RangeReader:
             return
         count, self._given = self._given, 0
         if count and self._plan.purpose is Purpose.LIVE:  # warmed bytes have no reader
-            (metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES).add(count, self._plan.slot)
+            counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
+            counter.add(count, self._plan.slot)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:

@@ -95,7 +95,8 @@ class WarmSpan(PinnedFileSpan):
             return
         self._file.close()
         if self._cached is not None:
-            (metrics.CACHE_HIT_BYTES if self._cached else metrics.CACHE_MISS_BYTES).add(self.span.count, self._slot)
+            counter = metrics.CACHE_HIT_BYTES if self._cached else metrics.CACHE_MISS_BYTES
+            counter.add(self.span.count, self._slot)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
 
 
