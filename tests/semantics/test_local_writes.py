@@ -158,7 +158,7 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
         async with retention_of(client, LATEST[0]) as retention:
             await save(client, 1)
             await retention.look()
-            assert client.buffer.look(lambda tx: tx.usage("back")).local_objects == 0
+            assert client.buffer.look(lambda tx: tx.files.usage("back")).local_objects == 0
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
                 await save(client, 2)
@@ -168,7 +168,7 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
             await retention.look()
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert states == {"back/run/step-1/": "local", "back/run/step-2/": "durable"}
-        assert client.buffer.look(lambda tx: tx.oldest("back")) is None
+        assert client.buffer.look(lambda tx: tx.writes.oldest("back")) is None
         async with client.flushing():
             for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
                 await client.ask("GET", f"back/run/step-1/{name}")
@@ -203,7 +203,7 @@ def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
             for fault in held:
                 fault.times = 0
             async with client.flushing():
-                await eventually(lambda: client.buffer.look(lambda tx: tx.oldest("back")) is None)
+                await eventually(lambda: client.buffer.look(lambda tx: tx.writes.oldest("back")) is None)
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert list(states.values()) == ["local", "durable", "local", "durable", "durable"]
         assert "log.txt" in stored(client)
@@ -220,7 +220,7 @@ def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
         await client.ask("PUT", "back/run/step-1/extra", b"x")
         async with retention_of(client, LATEST[0]):
             now = client.gateway.app.services.clock.now()
-            await client.buffer.journal.change(lambda tx: tx.keep_here(1, now))
+            await client.buffer.journal.change(lambda tx: tx.local.keep_here(1, now))
         assert client.pending("back/run/step-1/extra").state is State.LOCAL  # type: ignore[union-attr]
         async with client.flushing():
             tagging = b"<Tagging><TagSet></TagSet></Tagging>"

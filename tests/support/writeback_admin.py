@@ -57,7 +57,7 @@ class AdminHarness:
     async def open_upload(self, name: str, upload_id: str) -> None:
         """A client has just begun one."""
         begun = replace(upload(upload_id, key(name)), began_at=self.buffer.clock.now())
-        await self.buffer.journal.change(lambda tx: tx.open_upload(begun))
+        await self.buffer.journal.change(lambda tx: tx.uploads.begin(begun))
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
         return await self.admin.progress(prefix, through)

@@ -89,7 +89,7 @@ async def current_expected_version(
     What went through the buffer the journal knows itself. `deadline` is monotonic; None: a second from now.
     OriginAnswered where the origin refuses to say.
     """
-    own = buffer.look(lambda tx: tx.last_own_write(context.object_key))
+    own = buffer.look(lambda tx: tx.buckets.last_own_write(context.object_key))
     clock = context.services.clock
     nothing = ExpectedVersion.unknown(clock)
     is_old = not 0 <= nothing.asked_then.since(expected.asked_then)[0] < LAST_OWN_WRITE_KEPT_SECONDS / 2
@@ -122,9 +122,9 @@ async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, 
     bucket, now = context.object_key.bucket, context.services.clock.now()
 
     def learn(tx: JournalTransaction) -> None:
-        known = tx.capabilities(bucket)
+        known = tx.buckets.capabilities(bucket)
         if known is not None:
-            tx.learn(bucket, replace(known, may_look=False, learned_at=now))
+            tx.buckets.learn(bucket, replace(known, may_look=False, learned_at=now))
 
     with suppress(BufferUnavailable):  # the next write learns it, then
         await buffer.journal.change(learn)

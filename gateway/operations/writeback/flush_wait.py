@@ -65,15 +65,15 @@ class FlushWait:
     def is_needed(self, bucket: str, prefix: str) -> bool:
         start = prefix.encode()
         stop = prefix_end(start) if start else END
-        return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
+        return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, 1)))
 
     async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
         """Of all that is pending in a bucket under a prefix, but for what is not to be sent; without `past_local`,
         where there is such: S3Error NotImplemented."""
-        newest = self._buffer.look(lambda tx: tx.newest())
+        newest = self._buffer.look(lambda tx: tx.writes.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
-        while found := self._buffer.look(lambda tx: tx.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
+        while found := self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
             for one in found:
                 if one.state is State.LOCAL and not past_local:
                     raise s3_error(
@@ -124,7 +124,10 @@ class FlushWait:
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
         """Of what was acknowledged under a key as `sequence`, and before it."""
         looks, began = 0, self._clock.monotonic()
-        while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
+        while True:
+            first = self._buffer.look(lambda tx: tx.writes.earliest(key))
+            if first is None or first.sequence > sequence:
+                return
             if first.state is State.CONFLICT:
                 raise conflict(self._name(key))
             if first.state is State.LOCAL:
@@ -146,7 +149,7 @@ class FlushWait:
                 "answer this request.",
             )
         now = self._clock.now()
-        await self._buffer.journal.change(lambda tx: tx.send_after_all(local.id, now))
+        await self._buffer.journal.change(lambda tx: tx.local.send_after_all(local.id, now))
 
     def _name(self, key: ObjectKey) -> str:
         """Of a key that the caller may not touch, and whose turn comes before (for_turn), not even its name is told."""

@@ -98,7 +98,7 @@ def _said_bytes(context: RequestContext) -> int:
 async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
     """Where it was seen that ETags of objects of parts cannot be foretold: this one could have been."""
     bucket = context.object_key.bucket
-    capabilities = buffer.look(lambda tx: tx.capabilities(bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(bucket))
     if (
         capabilities is None
         or capabilities.multipart_etags
@@ -107,9 +107,9 @@ async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag
         return
 
     def learn(tx: JournalTransaction) -> None:
-        known = tx.capabilities(bucket)
+        known = tx.buckets.capabilities(bucket)
         if known is not None:
-            tx.learn(bucket, replace(known, multipart_etags=True))
+            tx.buckets.learn(bucket, replace(known, multipart_etags=True))
 
     await buffer.journal.change(learn)
 
@@ -182,9 +182,9 @@ async def deleted_through(
         def note(tx: JournalTransaction) -> None:
             for one in changed:
                 key = ObjectKey(bucket, one.key)
-                tx.record_own_write(key, own)
+                tx.buckets.record_own_write(key, own)
                 if one not in left and one.version_id is None:
-                    tx.leave_checkpoint(key)
+                    tx.writes.leave_checkpoint(key)
 
         if changed:
             with suppress(BufferUnavailable):

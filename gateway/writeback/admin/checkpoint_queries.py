@@ -27,16 +27,9 @@ from gateway.writeback.checkpoints.state import (
     facts_of,
 )
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.buckets import as_last_own_write
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.view import (
-    BEHIND_ALL,
-    LOCAL_OF_CHECKPOINTS,
-    OPEN,
-    PENDING,
-    as_last_own_write,
-    decoded,
-    text,
-)
+from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, decoded, text
 
 UPLOADS_MAX = 1000
 """The most open uploads of one checkpoint that a query reads: it reads their rows whole."""
@@ -153,8 +146,9 @@ class CheckpointQueries:
     ) -> Sequence[tuple[str, int | None, Sequence[Any] | None]]:
         marks = ",".join("?" * len(slots))
         query = (
-            f"SELECT DISTINCT l.slot, c.id, c.slot, c.bucket, c.run FROM ({LOCAL_OF_CHECKPOINTS} WHERE w.state = -1 "
-            f"AND w.slot IN ({marks})) l LEFT JOIN checkpoints c ON c.id = l.checkpoint_id"
+            "SELECT DISTINCT w.slot, c.id, c.slot, c.bucket, c.run FROM writes w LEFT JOIN checkpoint_objects o "
+            "ON o.bucket = w.bucket AND o.key = w.key AND o.write_id = w.id "
+            f"LEFT JOIN checkpoints c ON c.id = o.checkpoint_id WHERE w.state = -1 AND w.slot IN ({marks})"
         )
         found = rows.execute(query, tuple(slots)).fetchall()
         return [

@@ -20,7 +20,7 @@ from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 LOOK_SECONDS = 2.0
 
@@ -130,14 +130,14 @@ class CheckpointRetention:
                 if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
                     continue
             objects = await self._journal.change(
-                lambda tx: tx.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
+                lambda tx: tx.local.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
             )
             if objects:
                 _log.info("objects that were not to be sent are sent after all", slot=slot, objects=objects)
 
     async def _keep_here(self, row: CheckpointRow, newer_since: float) -> None:
         now = self._clock.now()
-        objects = await self._journal.change(lambda tx: tx.keep_here(row.id, now, newer_since))
+        objects = await self._journal.change(lambda tx: tx.local.keep_here(row.id, now, newer_since))
         if objects:
             _log.info(
                 "a checkpoint is not sent any more: a newer one is at the origin",
@@ -172,15 +172,15 @@ class CheckpointRetention:
         for slot in self._journal.read(_with_local):
             rules = self._rules.get(slot, KeepRules())
             now = Moment.of(self._clock)
-            oldest = self._journal.read(lambda tx: tx.oldest_local(slot))  # noqa: B023
+            oldest = self._journal.read(lambda tx: tx.local.oldest(slot))  # noqa: B023
             if oldest is None or now.passed_since(oldest) < rules.local_expiry_seconds:
                 continue
             objects, size_bytes = await self._journal.change(
-                lambda tx: tx.remove_local(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
+                lambda tx: tx.local.remove(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
             )
             if objects:
                 _log.info("objects that were not to be sent have expired", slot=slot, objects=objects, bytes=size_bytes)
 
 
-def _with_local(tx: JournalView) -> list[str]:
-    return [slot for slot, usage in tx.usages().items() if usage.local_objects]
+def _with_local(tx: JournalTransaction) -> list[str]:
+    return [slot for slot, usage in tx.files.usages().items() if usage.local_objects]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.policy.slots import Prefix
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ def name_of(prefix: Prefix) -> Name:
     return Name(prefix.bucket, prefix.key_prefix)
 
 
-def is_known_here(tx: JournalView, prefix: Prefix) -> bool:
+def is_known_here(tx: JournalTransaction, prefix: Prefix) -> bool:
     """Return whether an object of that name, or one under it, is pending or was flushed a moment ago."""
-    return tx.has_any(prefix.bucket, prefix.key_prefix)
+    return tx.writes.has_any(prefix.bucket, prefix.key_prefix)
 
 
 async def is_at_origin(requests: Requests, prefix: Prefix) -> bool:

@@ -20,8 +20,10 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import State, Turn, Write
+from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, text
 from gateway.writeback.journal.schema import connect_reading
-from gateway.writeback.journal.view import BEHIND_ALL, OPEN, PENDING, TURN_COLUMNS, JournalView, text, turn_of
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.turns import TURN_COLUMNS, turn_of
 from gateway.writeback.threads import BufferThreads
 
 R = TypeVar("R")
@@ -192,7 +194,7 @@ class PendingQueries:
     async def journal(self) -> JournalStats:
         def look(rows: sqlite3.Connection) -> JournalStats:
             ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
-            return JournalStats(ended, JournalView(rows).last_own_writes(), self._size_bytes())
+            return JournalStats(ended, JournalTransaction(rows).buckets.own_writes_count(), self._size_bytes())
 
         return await self.look(look)
 
@@ -314,7 +316,7 @@ def _slots(rows: sqlite3.Connection) -> dict[str, SlotStats]:
     last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait for the bucket
     last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
-    uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
+    uploads, usages = _uploads_by_slot(rows), JournalTransaction(rows).files.usages()
     return {
         slot: SlotStats(
             pending.get(slot, PendingStats()),

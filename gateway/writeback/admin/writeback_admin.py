@@ -27,8 +27,8 @@ from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_he
 from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.rows import BEHIND_ALL, text
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import BEHIND_ALL, text
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -66,7 +66,7 @@ class WritebackAdmin:
         """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
-            slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.all_capabilities())
+            slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.buckets.all_capabilities())
             self._summary = now, summary_document(slots, self._buffers, buckets, self._journal.problem)
         return self._summary[1]
 
@@ -98,7 +98,7 @@ class WritebackAdmin:
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         """Try all that is pending under a prefix at once, before other writes, and return how much it is. A prefix that
         names an object or a directory covers only that."""
-        through = self._journal.read(lambda tx: tx.newest())
+        through = self._journal.read(lambda tx: tx.writes.newest())
         scope = await self._meant(prefix)
         begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
         if scope.key_prefix:
@@ -121,7 +121,7 @@ class WritebackAdmin:
         if self._journal.read(lambda tx: is_known_here(tx, prefix)):
             return name_of(prefix)
         start = text(prefix.key_prefix)
-        is_any_pending = self._journal.read(lambda tx: tx.listing(prefix.bucket, start, start + BEHIND_ALL, 1))
+        is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, start, start + BEHIND_ALL, 1))
         if is_any_pending and await is_at_origin(self._reconciler.requests, prefix):
             return name_of(prefix)
         return prefix
@@ -134,8 +134,8 @@ class WritebackAdmin:
 
         def of_scope(tx: JournalTransaction) -> None:
             for first, stop in ranges:
-                tx.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
-                tx.raise_priority(scope.bucket, first, stop, now)
+                tx.local.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
+                tx.turns.raise_priority(scope.bucket, first, stop, now)
 
         await self._journal.change(of_scope)
 
@@ -176,9 +176,9 @@ class WritebackAdmin:
     async def _abort(self, row: PendingRow) -> bool:
         now = Moment.of(self._clock)
         if row.write is None:
-            is_over = await self._journal.change(lambda tx: tx.discard(row.id, now, only_conflict=False))
+            is_over = await self._journal.change(lambda tx: tx.writes.discard(row.id, now, only_conflict=False))
         else:
-            is_over = await self._journal.change(lambda tx: tx.abort(row.upload_id or "", now))
+            is_over = await self._journal.change(lambda tx: tx.uploads.abort(row.upload_id or "", now))
         if is_over:
             _log.warning(
                 "an open upload was aborted by an operator",
@@ -192,7 +192,7 @@ class WritebackAdmin:
 
     async def _try_now(self, prefix: Prefix) -> None:
         now, awaiting = self._clock.now(), self._awaiting(prefix)
-        await self._journal.change(lambda tx: tx.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
+        await self._journal.change(lambda tx: tx.turns.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
         self._reconciler.prioritise(prefix)
 
 

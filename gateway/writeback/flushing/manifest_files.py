@@ -31,7 +31,7 @@ from gateway.writeback.threads import BufferThreads
 if TYPE_CHECKING:
     from gateway.writeback.flushing.requests import Requests
     from gateway.writeback.journal.journal import Journal
-    from gateway.writeback.journal.view import JournalView
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 PARALLEL = 16
 """Questions about one manifest's files at a time."""
@@ -290,16 +290,16 @@ class ManifestFiles:
         self.forget([write_id])
 
 
-def is_to_be_deleted(tx: JournalView, manifest: Write) -> bool:
+def is_to_be_deleted(tx: JournalTransaction, manifest: Write) -> bool:
     """Whether its deletion waits behind it: what it names may be deleted already, and nobody is to wait for that."""
-    latest = tx.latest(manifest.key)
+    latest = tx.writes.latest(manifest.key)
     return latest is not None and latest.deleted and latest.sequence > manifest.sequence
 
 
-def comes_behind(tx: JournalView, manifest: Write, key: ObjectKey) -> bool:
+def comes_behind(tx: JournalTransaction, manifest: Write, key: ObjectKey) -> bool:
     """Whether what is pending under a key waits for this manifest: it was acknowledged later, and in this order they
     go. Nobody could wait for both."""
-    pending = tx.latest(key)
+    pending = tx.writes.latest(key)
     if pending is None or pending.sequence < manifest.sequence:
         return False
     return pending.in_order or (pending.behind is not None and manifest.key.key.startswith(pending.behind))

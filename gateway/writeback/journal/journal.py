@@ -33,7 +33,6 @@ from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import JournalView
 from gateway.writeback.pending_key_filter import PendingKeyFilter
 
 R = TypeVar("R")
@@ -78,6 +77,8 @@ class Journal:
             self._writer = connect(self._path)
             prepare(self._writer)
             self._reader = connect(self._path)
+            self._reader.execute("PRAGMA query_only = ON")
+            self._view = JournalTransaction(self._reader)
             self._inode = _inode(self._path)
             self.pending_keys = PendingKeyFilter(directory / "presence")
         except (sqlite3.Error, OSError) as error:
@@ -120,12 +121,12 @@ class Journal:
 
     # Reads
 
-    def read(self, look: Callable[[JournalView], R]) -> R:
+    def read(self, look: Callable[[JournalTransaction], R]) -> R:
         """Return what `look` finds in the journal as it is now. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
-                return look(JournalView(self._reader))
+                return look(self._view)
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -140,7 +141,7 @@ class Journal:
         found: list[Part] = []
         while len(found) < count_max:
             after, count = found[-1].number if found else after, min(PARTS_AT_ONCE, count_max - len(found))
-            page = self.read(lambda tx: list(tx.parts(write_id, after, count_max=count)))  # noqa: B023
+            page = self.read(lambda tx: list(tx.parts.of(write_id, after, count_max=count)))  # noqa: B023
             found += page
             if len(page) < count:
                 break
@@ -149,7 +150,7 @@ class Journal:
 
     def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
         """Return the staged files in which nothing is acknowledged. Not while other threads read."""
-        return self.read(lambda tx: tx.unknown_files(names))
+        return self.read(lambda tx: tx.files.unknown(names))
 
     # Changes
 
@@ -173,15 +174,15 @@ class Journal:
 
         Blocks. BufferUnavailable when the disk does not take it.
         """
-        self._remove(self.read(lambda tx: tx.left_behind()))
+        self._remove(self.read(lambda tx: tx.files.left_behind()))
         tx = JournalTransaction(self._writer, self.pending_keys)
         try:
             with self._transaction():
-                tx.removed(self._removed)
+                tx.files.removed(self._removed)
                 while tx.forget_ended(now):
                     pass
-                tx.recount()
-                tx.mark_all_in_doubt(now)
+                tx.files.recount()
+                tx.uploads.mark_all_in_doubt(now)
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
         self._removed.clear()
@@ -193,7 +194,7 @@ class Journal:
         tx = JournalTransaction(self._writer, self.pending_keys)
         try:
             with self._transaction():
-                tx.forget_buckets(buckets)
+                tx.buckets.forget(buckets)
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
 
@@ -203,11 +204,11 @@ class Journal:
         Also remove files that any process had no time to remove.
         """
         tx = JournalTransaction(self._writer, self.pending_keys)
-        self._remove(self.read(lambda tx: tx.left_behind()))
+        self._remove(self.read(lambda tx: tx.files.left_behind()))
         try:
             with self._transaction():
-                tx.mark_all_in_doubt(now, self.worker)
-                tx.removed(self._removed)
+                tx.uploads.mark_all_in_doubt(now, self.worker)
+                tx.files.removed(self._removed)
         except sqlite3.Error as error:
             if _primary_code(error) not in _PASSING:  # else the next start does it
                 raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
@@ -248,10 +249,10 @@ class Journal:
                 future.set_exception(failure)
             return
         self._refusal = None
-        if tx.has_due:
+        if tx.turns.has_due:
             self.pending_keys.bump_version()
-        if tx.freed:
-            self._remove(tx.freed)
+        if tx.files.freed:
+            self._remove(tx.files.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
 
@@ -290,7 +291,7 @@ class Journal:
 
     def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         with self._transaction():
-            tx.removed(self._removed)
+            tx.files.removed(self._removed)
             outcomes = [self._carry_out(tx, step) for step, _ in batch]
         self._removed.clear()
         return outcomes
@@ -315,7 +316,7 @@ class Journal:
     def _carry_out(
         self, tx: JournalTransaction, step: Callable[[JournalTransaction], Any]
     ) -> Callable[[Future[Any]], None]:
-        freed = len(tx.freed)
+        freed = len(tx.files.freed)
         self._writer.execute("SAVEPOINT change")
         try:
             result = step(tx)
@@ -323,7 +324,7 @@ class Journal:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised where the change was asked for
             self._writer.execute("ROLLBACK TO change")
-            del tx.freed[freed:]
+            del tx.files.freed[freed:]
             failure = error
             return lambda future: future.set_exception(failure)
         finally:
@@ -387,7 +388,7 @@ class Journal:
             self._writer = connect(self._path)
             self._commit_with_room([(JournalTransaction.count_reopening, Future())])
             tx = JournalTransaction(self._writer, self.pending_keys)
-            unknown = tx.unknown_files(in_doubt) if in_doubt else ()
+            unknown = tx.files.unknown(in_doubt) if in_doubt else ()
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
             return False
@@ -399,7 +400,7 @@ class Journal:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                self.pending_keys.keep(JournalTransaction(self._writer, self.pending_keys).hash_slots())
+                self.pending_keys.keep(JournalTransaction(self._writer).writes.hash_slots())
             finally:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:

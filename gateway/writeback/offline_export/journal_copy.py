@@ -123,7 +123,7 @@ class JournalCopy:
             )
             for write_id, record in self._connection.execute(found):
                 upload = codec.unpack_write(write_id, record)
-                sizes = [part.file.size_bytes for part in self._book.parts(write_id)]
+                sizes = [part.file.size_bytes for part in self._book.parts.of(write_id)]
                 yield upload, len(sizes), sum(sizes)
         except (*_UNREADABLE, BufferDamaged) as error:
             self._warn(error)
@@ -131,7 +131,7 @@ class JournalCopy:
     def knows_file(self, name: str) -> bool:
         """Return whether a readable row names a staged file."""
         try:
-            return self._book.knows_file(name)
+            return self._book.files.knows(name)
         except _UNREADABLE:
             return False
 
@@ -151,7 +151,7 @@ class JournalCopy:
         write_id, sequence, bucket, key, record = row
         try:
             plain = codec.unpack_write(write_id, record)
-            found = self._book.write(write_id) if with_parts else plain
+            found = self._book.writes.whole(write_id) if with_parts else plain
             return found if found is not None else plain
         except (*_UNREADABLE, BufferDamaged) as error:
             return Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))

@@ -15,7 +15,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.bounds import backpressure
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.view import Usage
+from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until
@@ -185,7 +185,7 @@ def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path, counts: Count
         await client.learn()
         answers = await asyncio.gather(*(put(client, f"k{n}", 30 * KIB) for n in range(20)))
         assert sorted(answers) == ["absorbed"] * 3 + ["forwarded"] * 17
-        assert client.buffer.look(lambda tx: tx.usage("back")) == Usage(90 * KIB, 3)
+        assert client.buffer.look(lambda tx: tx.files.usage("back")) == Usage(90 * KIB, 3)
 
     with_client(tmp_path, scenario, slot(), bounds=counts)
 
