@@ -21,10 +21,10 @@ from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback import DIRECTORY
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
 from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
-from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import reads_by_checkpoint
@@ -103,7 +103,7 @@ class FlushServices:
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, services: FlushServices) -> None:
+    def __init__(self, buffer: WritebackBuffer, queries: CheckpointQueries, services: FlushServices) -> None:
         publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
         requests = Requests(services.origin, buffer.staging, buffer.threads, services.clock)
         self._slots = services.slots
@@ -119,9 +119,7 @@ class Flushing:
             queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, services.clock
         )
         cache = KeptCheckpoints(services.blocks)
-        self.retention = CheckpointRetention(
-            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, services.clock
-        )
+        self.retention = CheckpointRetention(queries, buffer.journal, self._rules, cache, services.clock)
         self.admin.report.kept = lambda: self.retention.kept
         self._log = services.log
         self._monitor = PendingMonitor(queries, self._buffers, services.clock, services.counters)
@@ -163,7 +161,7 @@ async def flushing(
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None
         return
-    queries = PendingQueries(buffer_directory(settings))
+    queries = CheckpointQueries(buffer_directory(settings))
     try:
         made = Flushing(buffer, queries, services)
         made.admin.report.reads = partial(reads_by_checkpoint, shared_directory)

@@ -19,7 +19,6 @@ from gateway.writeback.admin.checkpoint_retention import (
     KeptCheckpoint,
     keep_rules_of,
 )
-from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
 from tests.support.memory_origin.faults import Answer, on
@@ -53,12 +52,12 @@ async def retention_of(
     client: Client, slot: Slot, clock: Clock | None = None, cache: CheckpointCache | None = None
 ) -> AsyncIterator[CheckpointRetention]:
     """What carries out what slots say of checkpoints."""
-    queries = PendingQueries(Path(client.buffer.journal._path).parent)
+    queries = CheckpointQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
     rules = {slot.name: keep_rules_of(slot)}
     try:
         cache = cache or NoCache()
-        yield CheckpointRetention(CheckpointQueries(queries), client.buffer.journal, rules, cache, clock)
+        yield CheckpointRetention(queries, client.buffer.journal, rules, cache, clock)
     finally:
         queries.close()
 

@@ -28,7 +28,7 @@ from gateway.telemetry.metric_observers import (
     SmallAnswerMetrics,
     WritebackMetrics,
 )
-from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.records import State
@@ -177,7 +177,7 @@ class Node:
                 FlushLogger(WritebackMetrics(), self.clock),
                 WritebackMetrics(),
             )
-            flushing = Flushing(buffer, PendingQueries(self.directory), around)
+            flushing = Flushing(buffer, CheckpointQueries(self.directory), around)
             self._buffers[BACKGROUND] = buffer
             self._running = asyncio.create_task(flushing.run())
 
@@ -261,7 +261,7 @@ class Node:
 
     async def shown(self) -> Mapping[tuple[str, str], int]:
         """How many parts of what is pending the origin has, as people are told."""
-        queries = PendingQueries(self.directory)
+        queries = CheckpointQueries(self.directory)
         try:
             page = await queries.page(_EVERYWHERE, ("", "", 0), _MANY)
         finally:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.conflict_resolver import ConflictResolver
-from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.flushing.reconciler import Reconciler
 from tests.support.flushing import Buffer
@@ -24,7 +24,7 @@ class AdminHarness:
 
     def __init__(self, directory: Path) -> None:
         self.buffer = Buffer(directory)
-        self.queries = PendingQueries(directory)
+        self.queries = CheckpointQueries(directory)
         tools = self.buffer.tools()
         self.reconciler = Reconciler(tools, random.Random(1))
         self.resolver = ConflictResolver(tools)

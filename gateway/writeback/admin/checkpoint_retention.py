@@ -17,7 +17,7 @@ from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -125,7 +125,7 @@ class CheckpointRetention:
             return
         now = self._clock.now()
         for slot, checkpoint_id, run in await self._queries.local(rules.keys()):
-            if checkpoint_id is not None and run is not None:
+            if checkpoint_id is not None:
                 found = await self._queries.run_of(run, now)
                 if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
                     continue
@@ -141,7 +141,7 @@ class CheckpointRetention:
         if objects:
             _log.info(
                 "a checkpoint is not sent any more: a newer one is at the origin",
-                checkpoint=str(key_of(row)),
+                checkpoint=str(row.key),
                 slot=row.slot,
                 objects=objects,
             )
@@ -158,7 +158,7 @@ class CheckpointRetention:
                 if row.id in ids and rules[run.slot].prefix.covers(row.name.bucket, row.name.prefix):
                     objects = await self._queries.durable_objects(row.id)
                     mark = (row.facts.state, row.facts.objects, row.facts.began_at, len(objects) == row.facts.objects)
-                    chosen.append(KeptCheckpoint(key_of(row), objects, mark))
+                    chosen.append(KeptCheckpoint(row.key, objects, mark))
         refused = await self._cache.keep(chosen)
         for name, reason in refused.items():
             if self.kept.get(name) != reason:

@@ -13,7 +13,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.documents import from_token, to_token
 from gateway.writeback.checkpoints.rates import FlushRates
 from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
@@ -65,7 +65,7 @@ class CheckpointsReport:
         bucket, last = from_token(after, str, str) if after else ("", "")
         await self._see()
         now = self._clock.now()
-        found, following = await self._queries.page(prefix, (bucket, last), count, now, frozenset(states))
+        found, following = await self._queries.checkpoints(prefix, (bucket, last), count, now, frozenset(states))
         read = await asyncio.to_thread(self.reads)
         documents, size_bytes = list[dict[str, Any]](), 0
         for row in found:
@@ -141,8 +141,8 @@ class CheckpointsReport:
             "save_seconds": facts.save_seconds,
             "flush_seconds_left": left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
             "exposed_seconds": None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
-            "kept": key_of(row) in kept and kept[key_of(row)] is None,
-            "kept_reason": kept.get(key_of(row)),
+            "kept": row.key in kept and kept[row.key] is None,
+            "kept_reason": kept.get(row.key),
             "missing": _missing(row),
             "reason": facts.reason,
         }

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
-from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
+from gateway.writeback.admin.queries import NOTHING_OF_SLOT, Figures, PendingRow
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
@@ -79,54 +79,29 @@ def upload_document(row: PendingRow) -> dict[str, Any]:
     }
 
 
-_SUMS = (
-    "objects",
-    "bytes",
-    "local_objects",
-    "local_bytes",
-    "staged_bytes",
-    "open_uploads",
-    "open_upload_bytes",
-    "conflicts",
-    "damaged",
-    "failing",
-    "waiting_for_bucket",
-)
+_NO_SUMS = frozenset({"oldest_acknowledged_at", "oldest_upload_touched_at", "reason"})
 
 
 def summary_document(
-    slots: Mapping[str, SlotStats],
+    slots: Mapping[str, Figures],
     buffers: Mapping[str, int],
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
 ) -> dict[str, Any]:
     """Return the figures of slots that write back or hold something here, their sums, and the buckets' capabilities.
 
-    `buffers` maps slots that write back to buffer sizes. `journal_problem` is why the journal cannot record flushes.
+    `buffers` maps slots that write back to buffer sizes; the size of others is null. `journal_problem` is why the
+    journal cannot record flushes.
     """
-    names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
-    documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
-    oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
+    names = sorted({*buffers, *(name for name, one in slots.items() if one != NOTHING_OF_SLOT)})
+    shown = {name: slots.get(name, NOTHING_OF_SLOT) for name in names}
+    oldest = [at for one in shown.values() if (at := one["oldest_acknowledged_at"]) is not None]
     return {
-        **{name: sum(one[name] for one in documents) for name in _SUMS},
+        **{figure: sum(one[figure] for one in shown.values()) for figure in NOTHING_OF_SLOT.keys() - _NO_SUMS},
         "oldest_acknowledged_at": min(oldest, default=None),
         "journal_problem": journal_problem,
-        "slots": documents,
+        "slots": [{"slot": name, "buffer_bytes": buffers.get(name), **one} for name, one in shown.items()],
         "buckets": [_bucket_document(*one) for one in buckets],
-    }
-
-
-def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dict[str, Any]:
-    """`buffer_bytes` null: the slot no longer writes back."""
-    return {
-        "slot": name,
-        "buffer_bytes": buffer_bytes,
-        "staged_bytes": stats.staged_bytes,
-        "local_objects": stats.local_objects,
-        "local_bytes": stats.local_bytes,
-        **_stats_document(stats.pending, stats.uploads),
-        "oldest_upload_touched_at": stats.uploads.touched.at if stats.uploads.touched is not None else None,
-        "reason": stats.reason,
     }
 
 
@@ -145,7 +120,7 @@ def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str,
 def flush_document(
     prefix: Prefix,
     through: int,
-    stats: FlushStats,
+    figures: Figures,
     problems: Sequence[PendingRow],
     attempts: Attempts,
     awaiting: Mapping[int, int],
@@ -158,29 +133,11 @@ def flush_document(
         "awaiting_files": len(awaiting),
         "files_missing": sum(awaiting.values()),
         "through": through,
-        **_stats_document(stats.pending, stats.uploads),
-        "local_objects": stats.local_objects,
-        "bytes_sent": stats.sent_bytes,
-        "stuck": stats.stuck,
-        "held_up": stats.held_up,
+        **figures,
         "longest_attempt_seconds": attempts.longest_seconds,
         "origin_away": attempts.is_away,
         "journal_problem": journal_problem,
         "problems": [object_document(one) for one in problems],
-    }
-
-
-def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
-    return {
-        "objects": pending.objects,
-        "bytes": pending.size_bytes,
-        "oldest_acknowledged_at": pending.oldest_at,
-        "conflicts": pending.conflicts,
-        "damaged": pending.damaged,
-        "failing": pending.failing,
-        "waiting_for_bucket": pending.waiting,
-        "open_uploads": uploads.uploads,
-        "open_upload_bytes": uploads.size_bytes,
     }
 
 

@@ -67,8 +67,7 @@ class PendingMonitor:
             self._observer.oldest_conflict(slot, _since(conflicts.get(slot), now))
             stats = uploads.get(slot, UploadStats())
             self._observer.uploads_open(slot, stats.uploads, stats.size_bytes, _since(stats.touched, now))
-        journal = await self._queries.journal()
-        self._observer.journal_holds(journal.ended_uploads, journal.own_writes, journal.size_bytes)
+        self._observer.journal_holds(*await self._queries.journal())
 
 
 def _since(moment: Moment | None, now: Moment) -> float:

@@ -24,7 +24,7 @@ from gateway.writeback.admin.documents import (
     versions_document,
 )
 from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
-from gateway.writeback.admin.queries import FlushStats, PendingQueries, PendingRow
+from gateway.writeback.admin.queries import NOTHING_TO_FLUSH, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.rows import BEHIND_ALL, text
@@ -44,7 +44,7 @@ class WritebackAdmin:
 
     def __init__(
         self,
-        queries: PendingQueries,
+        queries: CheckpointQueries,
         journal: Journal,
         reconciler: Reconciler,
         resolver: ConflictResolver,
@@ -58,8 +58,7 @@ class WritebackAdmin:
         self._resolver = resolver
         self._buffers = buffers
         self._clock = clock
-        self.checkpoint_queries = CheckpointQueries(queries)
-        self.report = CheckpointsReport(self.checkpoint_queries, clock)
+        self.report = CheckpointsReport(queries, clock)
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     async def summary(self) -> dict[str, Any]:
@@ -218,7 +217,7 @@ class NoWriteback:
         return await self.progress(prefix, 0)
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
-        return flush_document(prefix, through, FlushStats(), [], Attempts(), {})
+        return flush_document(prefix, through, NOTHING_TO_FLUSH, [], Attempts(), {})
 
     async def versions(self, key: ObjectKey) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")

@@ -344,7 +344,7 @@ class SlowQueries(CheckpointQueries):
         await self._clock.advance(4.0)
         return []
 
-    async def page(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
+    async def checkpoints(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
         return [], None
 
     async def ungrouped(self, prefix: Prefix) -> None:

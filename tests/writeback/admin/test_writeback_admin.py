@@ -18,7 +18,7 @@ from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecide
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import OTHERS
@@ -105,8 +105,7 @@ def test_a_page_is_found_by_index(tmp_path: Path) -> None:
             return 0
 
         await harness.admin.objects(EVERYTHING, "", 1)
-        connection = harness.queries._connection
-        assert connection is not None
+        connection = harness.queries._rows
         costs = []
         for name in ("k000", "k098"):
             place = ("bucket", name, 0)
@@ -431,7 +430,7 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     """Who asks is told, and answered when it is there."""
 
     async def scenario(harness: AdminHarness) -> None:
-        queries = PendingQueries(tmp_path / "later")
+        queries = CheckpointQueries(tmp_path / "later")
         admin = WritebackAdmin(
             *(queries, harness.buffer.journal, harness.reconciler, harness.resolver),
             *({"slot": 1000}, harness.buffer.clock),
