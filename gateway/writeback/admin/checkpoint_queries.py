@@ -71,16 +71,6 @@ class RunRow:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Ungrouped:
-    """Acknowledged objects of no checkpoint, UNGROUPED_MAX at most. `slot` is that of `first`; None once it is
-    flushed."""
-
-    count: int
-    first: ObjectKey
-    slot: str | None
-
-
 _COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order"
 
 
@@ -102,9 +92,9 @@ class CheckpointQueries(PendingQueries):
         return [one for one in self._made(found, now) if not states or one.facts.state in states], following
 
     @looked
-    def ungrouped(self, prefix: Prefix) -> Ungrouped | None:
-        """Return the objects of no checkpoint that are pending or were flushed in the last minutes; None if there are
-        none."""
+    def ungrouped(self, prefix: Prefix) -> dict[str, Any] | None:
+        """Return a document of the objects of no checkpoint that are pending or were flushed in the last minutes, or
+        None: their number, UNGROUPED_MAX at most, the first, and its slot, which is null once it is flushed."""
         within, values = "1", tuple[Value, ...]()
         if prefix.bucket:
             start = text(prefix.key_prefix)
@@ -123,7 +113,9 @@ class CheckpointQueries(PendingQueries):
             if key not in found and key not in deleted and as_last_own_write(key, 0.0, record).etag is not None:
                 found[key] = None
         first = next(iter(found), None)
-        return None if first is None else Ungrouped(min(len(found), UNGROUPED_MAX), first, found[first])
+        if first is None:
+            return None
+        return {"objects": min(len(found), UNGROUPED_MAX), "first": str(first), "slot": found[first]}
 
     @looked
     def states(self, now: float) -> Mapping[str, Mapping[str, int]]:

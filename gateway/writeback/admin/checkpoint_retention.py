@@ -7,17 +7,16 @@ Each look decides from the journal anew, so nothing is lost with the process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from gateway.core.clock import Clock, Moment
-from gateway.core.errors import BufferUnavailable
 from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow
+from gateway.writeback.admin.queries import look_repeatedly
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -25,9 +24,6 @@ from gateway.writeback.journal.transaction import JournalTransaction
 LOOK_SECONDS = 2.0
 
 EXPIRY_LOOK_SECONDS = 30.0
-
-_SHARE = 50.0
-"""The pause after a look is at least this many times as long as the look."""
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -92,11 +88,7 @@ class CheckpointRetention:
         """The checkpoints to keep in the cache, by name, each with the reason if the cache cannot keep it."""
 
     async def run(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # the journal's writers report it
-                await self.look()
-            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+        await look_repeatedly(self.look, self._clock, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Apply all rules once. Raise BufferUnavailable when the journal cannot be read or written."""

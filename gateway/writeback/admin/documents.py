@@ -1,4 +1,7 @@
-"""Pending objects, uploads and figures as JSON documents, and the tokens of pages. Times in seconds since 1970."""
+"""Pending objects, uploads, checkpoints and figures as JSON documents, and the tokens of pages.
+
+Times are in seconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,18 @@ from typing import Any
 
 import orjson
 
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_queries import CheckpointRow
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import NOTHING_OF_SLOT, Figures, PendingRow
+from gateway.writeback.checkpoints.restores import RestoreFacts
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
 from gateway.writeback.journal.records import BucketCapabilities, State
+
+RANKS_SHOWN_MAX = 1000
 
 
 def object_document(row: PendingRow) -> dict[str, Any]:
@@ -138,6 +146,61 @@ def flush_document(
         "origin_away": attempts.is_away,
         "journal_problem": journal_problem,
         "problems": [object_document(one) for one in problems],
+    }
+
+
+def checkpoint_document(
+    row: CheckpointRow,
+    now: float,
+    left_seconds: float | None,
+    kept: Mapping[ObjectKey, str | None],
+    restore: RestoreFacts | None,
+) -> dict[str, Any]:
+    """`kept` maps the checkpoints to keep in the cache to why it cannot keep them. Null means unknown, or none."""
+    name, facts, missing = row.name, row.facts, row.facts.missing
+    return {
+        "bucket": name.bucket,
+        "prefix": name.prefix,
+        "step": name.step,
+        "layout": name.layout,
+        "slot": row.slot,
+        "state": facts.state.value,
+        "files": facts.objects,
+        "bytes": facts.size_bytes,
+        "bytes_flushed": facts.flushed_bytes,
+        "bytes_local": facts.local_bytes,
+        "ranks": len(facts.ranks),
+        "ranks_seen": sorted(facts.ranks)[:RANKS_SHOWN_MAX],
+        "began_at": facts.began_at,
+        "last_at": facts.last_at,
+        "save_seconds": facts.save_seconds,
+        "flush_seconds_left": left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
+        "exposed_seconds": None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
+        "kept": row.key in kept and kept[row.key] is None,
+        "kept_reason": kept.get(row.key),
+        "missing": {"ranks": list(missing.ranks), "objects": list(missing.keys), "open_uploads": missing.uploads},
+        "reason": facts.reason,
+        "restore": None if restore is None else _restore_document(restore),
+    }
+
+
+def _restore_document(facts: RestoreFacts) -> dict[str, Any]:
+    return {
+        "state": facts.state.value,
+        "began_at": facts.began_at,
+        "last_at": facts.last_at,
+        "files": facts.files,
+        "files_begun": facts.files_begun,
+        "files_behind": facts.files_behind,
+        "bytes": facts.size_bytes,
+        "bytes_read": facts.read_bytes,
+        "behind": {
+            "ranks": sorted({one.file.rank for one in facts.behind if one.file.rank is not None}),
+            "objects": [
+                {"key": file.key, "bytes": file.size_bytes, "bytes_read": read_bytes, "last_at": last_at}
+                for file, read_bytes, last_at in facts.behind
+            ],
+        },
     }
 
 

@@ -4,20 +4,15 @@ long."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Protocol
 
 from gateway.core.clock import Clock, Moment
-from gateway.core.errors import BufferUnavailable
-from gateway.writeback.admin.queries import PendingQueries, UploadStats
+from gateway.writeback.admin.queries import PendingQueries, UploadStats, look_repeatedly
 from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
 
 STATES = ("conflict", "damaged", "failing", CheckpointState.WAITING.value)
-
-_SHARE = 50.0
-"""The pause after a look is at least this many times its length: a look reads each open upload and its parts."""
 
 
 class PendingObserver(Protocol):
@@ -49,11 +44,7 @@ class PendingMonitor:
         self._told = set[str]()
 
     async def run(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # the journal's writers report it
-                await self._look()
-            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+        await look_repeatedly(self._look, self._clock, LOOK_SECONDS)
 
     async def _look(self) -> None:
         problems = await self._queries.problems_by_slot()

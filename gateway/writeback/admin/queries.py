@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from gateway.core.clock import Moment
+from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
@@ -30,6 +30,9 @@ from gateway.writeback.threads import BufferThreads
 P = ParamSpec("P")
 R = TypeVar("R")
 Q = TypeVar("Q", bound="PendingQueries")
+
+LOOK_SHARE = 50.0
+"""The pause after a look is at least this many times as long as the look."""
 
 TOUCHED_MAX = 10_000
 """The most open uploads whose last activity is read; a thousand rows take some 20 ms."""
@@ -116,6 +119,15 @@ class _Where(NamedTuple):
 
     condition: str
     values: Sequence[Value] = ()
+
+
+async def look_repeatedly(look: Callable[[], Awaitable[None]], clock: Clock, pause_seconds: float) -> None:
+    """Look again and again, less often if looks take long: S3 requests need the time too."""
+    while True:
+        began = clock.monotonic()
+        with suppress(BufferUnavailable):  # the journal's writers report it
+            await look()
+        await clock.sleep(max(pause_seconds, LOOK_SHARE * (clock.monotonic() - began)))
 
 
 def looked(query: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], Coroutine[Any, Any, R]]:

@@ -23,7 +23,7 @@ from gateway.writeback.admin.documents import (
     upload_document,
     versions_document,
 )
-from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
+from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name, name_of
 from gateway.writeback.admin.queries import NOTHING_TO_FLUSH, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
@@ -117,7 +117,7 @@ class WritebackAdmin:
     async def _meant(self, prefix: Prefix) -> Prefix:
         if not may_be_name(prefix):
             return prefix
-        if self._journal.read(lambda tx: is_known_here(tx, prefix)):
+        if self._journal.read(lambda tx: tx.writes.has_any(prefix.bucket, prefix.key_prefix)):
             return name_of(prefix)
         start = text(prefix.key_prefix)
         is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, start, start + BEHIND_ALL, 1))

@@ -20,7 +20,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
@@ -175,45 +175,44 @@ class Journal:
         Blocks. BufferUnavailable when the disk does not take it.
         """
         self._remove(self.read(lambda tx: tx.files.left_behind()))
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        try:
-            with self._transaction():
-                tx.files.removed(self._removed)
-                while tx.forget_ended(now):
-                    pass
-                tx.files.recount()
-                tx.uploads.mark_all_in_doubt(now)
-        except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+
+        def put_right(tx: JournalTransaction) -> None:
+            tx.files.removed(self._removed)
+            while tx.forget_ended(now):
+                pass
+            tx.files.recount()
+            tx.uploads.mark_all_in_doubt(now)
+
+        self._change_alone(put_right)
         self._removed.clear()
         self._tidy()
         return self.read(lambda tx: tx.counts())
 
     def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
         """Forget facts about buckets; no other process may have the journal open. Blocks. BufferUnavailable."""
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        try:
-            with self._transaction():
-                tx.buckets.forget(buckets)
-        except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+        self._change_alone(lambda tx: tx.buckets.forget(buckets))
 
     def take_over(self, now: Moment) -> None:
         """Take over a worker slot from a dead process: its requests to the origin are in doubt. Blocks.
 
         Also remove files that any process had no time to remove.
         """
-        tx = JournalTransaction(self._writer, self.pending_keys)
         self._remove(self.read(lambda tx: tx.files.left_behind()))
+
+        def take(tx: JournalTransaction) -> None:
+            tx.uploads.mark_all_in_doubt(now, self.worker)
+            tx.files.removed(self._removed)
+
+        with suppress(BufferRefused):  # then the next start does it
+            self._change_alone(take)
+            self._removed.clear()
+
+    def _change_alone(self, step: Callable[[JournalTransaction], None]) -> None:
         try:
             with self._transaction():
-                tx.uploads.mark_all_in_doubt(now, self.worker)
-                tx.files.removed(self._removed)
+                step(JournalTransaction(self._writer, self.pending_keys))
         except sqlite3.Error as error:
-            if _primary_code(error) not in _PASSING:  # else the next start does it
-                raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
-        else:
-            self._removed.clear()
+            raise _not_written(error) from error
 
     async def tidy(self) -> None:
         """Clear the hash slots in which nothing is pending any more, so that their reads skip the journal."""
@@ -335,10 +334,8 @@ class Journal:
     def _failed(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, BufferUnavailable):
             return error
-        passes = _primary_code(error) in _PASSING
-        failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
-        failure.__cause__ = error
-        if passes:
+        failure = _not_written(error)
+        if isinstance(failure, BufferRefused):
             self._refusal = str(error)
         else:
             self._is_damaged = _primary_code(error) in _DAMAGED
@@ -417,3 +414,10 @@ def _primary_code(error: Exception) -> int:
     """Return SQLite's primary error code."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
+
+
+def _not_written(error: Exception) -> BufferUnavailable:
+    kind = BufferRefused if _primary_code(error) in _PASSING else BufferUnavailable
+    failure = kind(f"the write-back journal cannot be written: {error}")
+    failure.__cause__ = error
+    return failure
