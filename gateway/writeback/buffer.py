@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -46,21 +46,27 @@ class WritebackBuffer:
     """The buffer of one process. A change is durable when its method returns; BufferUnavailable when it may not be."""
 
     def __init__(
-        self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
+        self,
+        shared: Shared,
+        staging: Staging,
+        threads: BufferThreads,
+        bounds: Bounds,
+        reserve: ReserveFile,
+        slots: PrefixMap[Slot],
     ) -> None:
-        self.journal = files.journal
-        self.may_be_pending = files.journal.pending_keys.may_be
+        self.journal = shared.journal
+        self.may_be_pending = shared.journal.pending_keys.may_be
         """False is certain, and costs next to nothing; True means that something may be pending under the key."""
-        self.node_id, _ = files.journal.read(lambda tx: tx.node())
+        self.node_id, _ = shared.journal.read(lambda tx: tx.node())
         """Identifies this node: every upload id begins with it."""
-        self.staging = files.staging
+        self.staging = staging
         self.threads = threads
         self.bounds = bounds
-        self._reservations = files.reservations
-        self._reserve = files.reserve
+        self._reservations = shared.reservations
+        self._reserve = reserve
         self._reader = PendingReader(self.journal, self.staging, threads)
-        self._clock = clock
-        self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
+        self._clock = shared.clock
+        self._slots = slots
 
     @classmethod
     async def open(
@@ -81,12 +87,13 @@ class WritebackBuffer:
         bounded = [slot for slot in slots if slot.is_buffered]
         threads, clock = BufferThreads(THREADS), clock or SystemClock()
         try:
-            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
+            shared, staging = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
         except BaseException:
             threads.shut_down()
             raise
-        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
-        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock, slots)
+        bounds = Bounds(bounded, shared, observer or SilentBoundsObserver())
+        by_prefix = PrefixMap((slot.prefix, slot) for slot in slots)
+        return cls(shared, staging, threads, bounds, ReserveFile(directory), by_prefix)
 
     async def follow(self, slots: Iterable[Slot]) -> None:
         """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
@@ -193,7 +200,7 @@ class WritebackBuffer:
         return await self._change(lambda tx: tx.uploads.complete(placed_write))
 
     async def complete_at_origin(self, made: Write) -> bool:
-        """Leave the completion to the origin (`JournalTransaction.complete_at_origin`)."""
+        """Leave the completion to the origin (`Uploads.complete_at_origin`)."""
         placed_write = self._placed(made)
         return await self._change(lambda tx: tx.uploads.complete_at_origin(placed_write))
 
@@ -258,17 +265,7 @@ class WritebackBuffer:
         self._reservations.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The parts of the directory that one process has open."""
-
-    journal: Journal
-    staging: Staging
-    reservations: Reservations
-    reserve: ReserveFile
-
-
-def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> tuple[Shared, Staging]:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -281,7 +278,8 @@ def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _
     journal.take_over(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
-        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
+        reservations = Reservations(directory / ARRIVING, worker, slots)
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
+    return Shared(journal, reservations, DiskRoom(directory), clock), staging

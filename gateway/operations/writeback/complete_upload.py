@@ -198,7 +198,7 @@ def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str)
 
 def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
     """Before anybody has heard how it ended: the origin has not done it, or nobody knows
-    (`JournalTransaction.abort`)."""
+    (`Uploads.abort`)."""
     own = tx.buckets.last_own_write(key)
     return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
 

@@ -234,7 +234,7 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins again that were away. What has failed under a prefix is due (`JournalTransaction.try_now`), and
+        """Ask origins again that were away. What has failed under a prefix is due (`Turns.try_now`), and
         what fails at this moment soon."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:

@@ -119,7 +119,7 @@ def _packed(fields: Mapping[str, _Field], value: object) -> dict[str, Any]:
 
 
 def _attributes(fields: Mapping[str, _Field], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of which a record says something; the others have their defaults."""
+    """Return the attributes that a record has; the others have their defaults."""
     return {field.attribute: field.unpack(record[name]) for name, field in fields.items() if name in record}
 
 

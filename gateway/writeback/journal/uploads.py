@@ -43,8 +43,7 @@ class Uploads(Table):
 
     def upload(self, upload_id: str) -> Write | None:
         """Return an open upload, without its parts."""
-        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
-        return codec.unpack_write(*row) if row else None
+        return self._writes.first(f"upload_id = ? AND {OPEN}", upload_id)
 
     def under(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
         """Yield the open uploads of a bucket under a prefix in the order of key and id, behind `after`."""
@@ -313,8 +312,7 @@ class Uploads(Table):
         return [one for one in aborting if one.asked is not None and not one.origin_upload_id]
 
     def aborting(self) -> Sequence[Write]:
-        found = self._all("SELECT id, record FROM writes WHERE state = 4 ORDER BY id")
-        return [codec.unpack_write(write_id, record) for write_id, record in found]
+        return self._writes.found("state = 4 ORDER BY id")
 
     def are_any_aborting(self) -> bool:
         """Return whether the origin may have uploads that nothing here needs."""

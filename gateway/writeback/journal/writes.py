@@ -65,7 +65,7 @@ class Writes(Table):
 
     def get(self, write_id: int) -> Write | None:
         """Return a write that is not over, without its parts."""
-        return self._first("id = ? AND state < 5", write_id)
+        return self.first("id = ? AND state < 5", write_id)
 
     def whole(self, write_id: int) -> Write | None:
         found = self.get(write_id)
@@ -80,12 +80,13 @@ class Writes(Table):
         return found
 
     def of_key(self, key: ObjectKey, condition: str) -> list[Write]:
-        return self._found(f"bucket = ? AND key = ? AND state < 5 AND {condition} ORDER BY sequence", *at(key))
+        return self.found(f"bucket = ? AND key = ? AND state < 5 AND {condition} ORDER BY sequence", *at(key))
 
-    def _first(self, condition: str, *values: Value) -> Write | None:
-        return next(iter(self._found(f"{condition} LIMIT 1", *values)), None)
+    def first(self, condition: str, *values: Value) -> Write | None:
+        """Return the first write that a condition finds, in its order."""
+        return next(iter(self.found(f"{condition} LIMIT 1", *values)), None)
 
-    def _found(self, condition: str, *values: Value) -> list[Write]:
+    def found(self, condition: str, *values: Value) -> list[Write]:
         found = self._all(f"SELECT id, record FROM writes WHERE {condition}", *values)
         return [codec.unpack_write(write_id, record) for write_id, record in found]
 
@@ -121,16 +122,16 @@ class Writes(Table):
 
     def latest(self, key: ObjectKey) -> Write | None:
         """Return the object or tombstone of a key that was acknowledged last and is pending; without its parts."""
-        return self._first(f"bucket = ? AND key = ? AND {PENDING} ORDER BY sequence DESC", *at(key))
+        return self.first(f"bucket = ? AND key = ? AND {PENDING} ORDER BY sequence DESC", *at(key))
 
     def earliest(self, key: ObjectKey) -> Write | None:
         """Return the first write in a key's order, without its parts."""
         in_order = "bucket = ? AND key = ? AND state < 5 AND sequence IS NOT NULL ORDER BY sequence"
-        return self._first(in_order, *at(key))
+        return self.first(in_order, *at(key))
 
     def waiting(self, after: int, count_max: int) -> Sequence[Write]:
         """Return pending writes in the order of acknowledgement, without parts, behind a sequence."""
-        return self._found("sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?", after, count_max)
+        return self.found("sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?", after, count_max)
 
     def newest(self) -> int:
         """Return the sequence of the pending write that was acknowledged last; 0 if nothing is pending."""
@@ -176,7 +177,7 @@ class Writes(Table):
             "slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 AND state >= 0 AND damaged = 0 "
             "ORDER BY sequence"
         )
-        first = self._first(on_its_way, slot)
+        first = self.first(on_its_way, slot)
         return None if first is None else first.acknowledged_then
 
     # What is acknowledged
