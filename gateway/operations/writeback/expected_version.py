@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
@@ -16,7 +15,6 @@ from gateway.writeback.journal.records import LAST_OWN_WRITE_KEPT_SECONDS, Expec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
 
 
 ANSWER_SECONDS_MAX = 1.0
@@ -120,11 +118,5 @@ async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, 
     if not is_for_want_of_rights(refusal):
         return
     bucket, now = context.object_key.bucket, context.services.clock.now()
-
-    def learn(tx: JournalTransaction) -> None:
-        known = tx.buckets.capabilities(bucket)
-        if known is not None:
-            tx.buckets.learn(bucket, replace(known, may_look=False, learned_at=now))
-
     with suppress(BufferUnavailable):  # the next write learns it, then
-        await buffer.journal.change(learn)
+        await buffer.journal.change(lambda tx: tx.buckets.amend(bucket, may_look=False, learned_at=now))

@@ -105,13 +105,7 @@ async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag
         or unquote(multipart_etag(context.made_of) or "") != unquote(etag)
     ):
         return
-
-    def learn(tx: JournalTransaction) -> None:
-        known = tx.buckets.capabilities(bucket)
-        if known is not None:
-            tx.buckets.learn(bucket, replace(known, multipart_etags=True))
-
-    await buffer.journal.change(learn)
+    await buffer.journal.change(lambda tx: tx.buckets.amend(bucket, multipart_etags=True))
 
 
 class Note(Protocol):

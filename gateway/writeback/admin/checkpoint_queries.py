@@ -25,7 +25,17 @@ from gateway.writeback.checkpoints.state import (
     facts_of,
 )
 from gateway.writeback.journal.buckets import as_last_own_write
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Value, decoded, directories, marks, text
+from gateway.writeback.journal.rows import (
+    BEHIND_ALL,
+    OPEN,
+    PENDING,
+    Value,
+    decoded,
+    directories,
+    keys_under,
+    marks,
+    text,
+)
 
 UPLOADS_MAX = 1000
 """The most open uploads of one checkpoint that a query reads: it reads their rows whole."""
@@ -97,8 +107,8 @@ class CheckpointQueries(PendingQueries):
         None: their number, UNGROUPED_MAX at most, the first, and its slot, which is null once it is flushed."""
         within, values = "1", tuple[Value, ...]()
         if prefix.bucket:
-            start = text(prefix.key_prefix)
-            within, values = "f.bucket = ? AND f.key >= ? AND f.key < ?", (prefix.bucket, start, start + BEHIND_ALL)
+            within = "f.bucket = ? AND f.key >= ? AND f.key < ?"
+            values = (prefix.bucket, *keys_under(prefix.key_prefix))
         alone = "NOT EXISTS (SELECT 1 FROM checkpoint_objects o WHERE o.bucket = f.bucket AND o.key = f.key) LIMIT ?"
         pending = f"SELECT f.id FROM writes f WHERE {PENDING} AND {within} AND {alone}"
         found, deleted = dict[ObjectKey, str | None](), set[ObjectKey]()
@@ -247,7 +257,7 @@ def _within(prefix: Prefix) -> tuple[str, Sequence[Value]]:
     """Return the condition for checkpoints under a prefix, and for those in whose directories the prefix lies."""
     if not prefix.bucket:
         return "1", ()
-    start = text(prefix.key_prefix)
-    above = [one for one in directories(prefix.key_prefix) if one not in (b"", start)]
+    under = keys_under(prefix.key_prefix)
+    above = [one for one in directories(prefix.key_prefix) if one not in (b"", under[0])]
     condition = f"bucket = ? AND ((prefix >= ? AND prefix < ?) OR prefix IN ({marks(above)}))"
-    return condition, (prefix.bucket, start, start + BEHIND_ALL, *above)
+    return condition, (prefix.bucket, *under, *above)

@@ -21,7 +21,7 @@ from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.records import State, Turn, Write
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Table, Value, at, marks, text
+from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys_under, marks, text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import TURN_COLUMNS, turn_of
@@ -347,7 +347,7 @@ def _where(prefix: Prefix) -> _Where:
     if isinstance(prefix, Name):
         condition = "bucket = ? AND key >= ? AND key < ? AND (key = ? OR key >= ?)"
         return _Where(condition, (prefix.bucket, start, start + b"0", start, start + b"/"))
-    return _Where("bucket = ? AND key >= ? AND key < ?", (prefix.bucket, start, start + BEHIND_ALL))
+    return _Where("bucket = ? AND key >= ? AND key < ?", (prefix.bucket, *keys_under(prefix.key_prefix)))
 
 
 def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], least: str | int) -> _Where:
@@ -355,6 +355,6 @@ def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], 
     bucket, key, value = after
     if not prefix.bucket:
         return _Where(f"(bucket, key, {last}) > (?, ?, ?)", (bucket, text(key), value))
-    start = text(prefix.key_prefix)
+    start, stop = keys_under(prefix.key_prefix)
     place = (text(key), value) if bucket == prefix.bucket and text(key) >= start else (start, least)
-    return _Where(f"bucket = ? AND (key, {last}) > (?, ?) AND key < ?", (prefix.bucket, *place, start + BEHIND_ALL))
+    return _Where(f"bucket = ? AND (key, {last}) > (?, ?) AND key < ?", (prefix.bucket, *place, stop))

@@ -27,7 +27,7 @@ from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name
 from gateway.writeback.admin.queries import NOTHING_TO_FLUSH, PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.rows import BEHIND_ALL, text
+from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 
 _log = structlog.get_logger("forebay.writeback")
@@ -119,16 +119,16 @@ class WritebackAdmin:
             return prefix
         if self._journal.read(lambda tx: tx.writes.has_any(prefix.bucket, prefix.key_prefix)):
             return name_of(prefix)
-        start = text(prefix.key_prefix)
-        is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, start, start + BEHIND_ALL, 1))
+        under = keys_under(prefix.key_prefix)
+        is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1))
         if is_any_pending and await is_at_origin(self._reconciler.requests, prefix):
             return name_of(prefix)
         return prefix
 
     async def _raise_priority(self, scope: Prefix) -> None:
-        now, start = self._clock.now(), text(scope.key_prefix)
-        ranges = [(start, start + BEHIND_ALL)]
+        now, ranges = self._clock.now(), [keys_under(scope.key_prefix)]
         if isinstance(scope, Name):
+            start = text(scope.key_prefix)
             ranges = [(start, start + b"\0"), (start + b"/", start + b"0")]
 
         def of_scope(tx: JournalTransaction) -> None:

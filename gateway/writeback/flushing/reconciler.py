@@ -429,7 +429,7 @@ class Reconciler:
         if found is None:
             return capabilities.conditions
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
-        await self._journal.change(lambda tx: tx.buckets.learn_conditions(bucket, found))
+        await self._journal.change(lambda tx: tx.buckets.amend(bucket, conditions=found))
         _log.info(
             "Forebay has found out which conditions a bucket honours",
             bucket=bucket,
@@ -807,8 +807,8 @@ def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: 
 def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:
     capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None:
-        tx.buckets.learn_conditions(
-            bucket, replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
+        tx.buckets.amend(
+            bucket, conditions=replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
         )
 
 
@@ -817,7 +817,7 @@ def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
     capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:
         due = replace(capabilities.conditions, learned_at=now - LEARNED_AGAIN_SECONDS)
-        tx.buckets.learn_conditions(bucket, due)
+        tx.buckets.amend(bucket, conditions=due)
 
 
 def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged
@@ -13,7 +14,6 @@ from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import (
     LAST_OWN_WRITE_KEPT_SECONDS,
     BucketCapabilities,
-    Conditions,
     LastOwnWrite,
 )
 from gateway.writeback.journal.rows import OPEN, Table, at, decoded
@@ -46,11 +46,11 @@ class Buckets(Table):
                 capabilities = replace(capabilities, conditions=before.conditions)
         self._set(bucket, capabilities)
 
-    def learn_conditions(self, bucket: str, conditions: Conditions) -> None:
-        """Record which conditions a bucket honours, whatever else was learned meanwhile."""
-        capabilities = self.capabilities(bucket)
-        if capabilities is not None:
-            self.learn(bucket, replace(capabilities, conditions=conditions))
+    def amend(self, bucket: str, **facts: Any) -> None:
+        """Record some facts about a bucket of which others are known, whatever else was learned meanwhile."""
+        known = self.capabilities(bucket)
+        if known is not None:
+            self.learn(bucket, replace(known, **facts))
 
     def refused_for_good(self, key: ObjectKey, code: str) -> None:
         """Note that a bucket refuses a key for good: it is asked before the next such write is acknowledged."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged
 from gateway.writeback.journal.records import Priority, State, Turn, Write
-from gateway.writeback.journal.rows import BEHIND_ALL, Table, directories, marks, text
+from gateway.writeback.journal.rows import Table, directories, keys_under, marks
 from gateway.writeback.journal.turns import RAISED_MAX
 from gateway.writeback.journal.writes import Writes, priority_of
 
@@ -117,12 +117,11 @@ class LocalWrites(Table):
         write = self._writes.get(write_id)
         if write is None or write.behind is None or write.member is not None:
             return False
-        start = text(write.behind)
         before = (
             "SELECT 1 FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
             "AND sequence < ? LIMIT 1"
         )
-        return self._row(before, write.key.bucket, start, start + BEHIND_ALL, write.sequence) is not None
+        return self._row(before, write.key.bucket, *keys_under(write.behind), write.sequence) is not None
 
     def remove(
         self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0

@@ -70,6 +70,12 @@ def text(key: str) -> bytes:
     return key.encode("utf-8", "surrogatepass")
 
 
+def keys_under(prefix: str) -> tuple[bytes, bytes]:
+    """Return the first key that may begin with a prefix, and the first behind all that do."""
+    start = text(prefix)
+    return start, start + BEHIND_ALL
+
+
 def directories(key: str) -> list[bytes]:
     """Return the prefixes of a key that end with a slash, and the empty one."""
     whole = text(key)

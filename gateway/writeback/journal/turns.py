@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS, Priority, Turn
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Table, Value, at, decoded, marks, text
+from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Table, Value, at, decoded, keys_under, marks
 
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 """The longest times to the next turn; the second is for open uploads and permanent refusals. A later due time was
@@ -167,8 +167,7 @@ class Turns(Table):
         self._rows.executemany(hurried, [(now, one, now) for one in besides])
         where, values = "1", list[Value]()
         if bucket:
-            start = text(prefix)
-            where, values = "bucket = ? AND key >= ? AND key < ?", [bucket, start, start + BEHIND_ALL]
+            where, values = "bucket = ? AND key >= ? AND key < ?", [bucket, *keys_under(prefix)]
         failed = f"{where} AND state < 5 AND attempts > 0 AND due_at > ?"
         self._change(f"UPDATE writes SET due_at = ? WHERE {failed}", now, *values, now)
         self.has_due = True

@@ -33,7 +33,7 @@ from gateway.writeback.journal.records import (
     WriteSpec,
     runs_of,
 )
-from gateway.writeback.journal.rows import BEHIND_ALL, PENDING, Table, Value, at, directories, marks, text
+from gateway.writeback.journal.rows import BEHIND_ALL, PENDING, Table, Value, at, directories, keys_under, marks, text
 from gateway.writeback.journal.turns import Turns
 from gateway.writeback.pending_key_filter import hash_slot_of
 
@@ -356,9 +356,8 @@ class Writes(Table):
             of_slot = f"{last} slot = ? AND bucket = ? AND sequence < ? AND state >= 0"
             found.append(self._value(of_slot, write.spec.slot, write.key.bucket, write.sequence))
         if write.behind is not None:
-            start = text(write.behind)
             under = f"{last} bucket = ? AND key >= ? AND key < ? AND since_sequence < ? AND sequence <> ? AND {PENDING}"
-            values = (write.key.bucket, start, start + BEHIND_ALL, write.sequence, write.sequence)
+            values = (write.key.bucket, *keys_under(write.behind), write.sequence, write.sequence)
             found.append(self._value(f"{under} AND state >= 0", *values))
         return max((one for one in found if one is not None), default=None)
 

@@ -268,7 +268,7 @@ def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(tmp_path
         buffer.origin.put("bucket", at.key, b"")  # what a process that is killed in truth has no time to remove
         await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
         found = replace(ALL_HONOURED, learned_at=buffer.clock.now())  # by others: no probe follows that would remove it
-        await buffer.journal.change(lambda tx: tx.buckets.learn_conditions("bucket", found))
+        await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=found))
         buffer.start()
         await buffer.passes(2 * CARRIED_OUT_SECONDS)
         await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
@@ -414,7 +414,7 @@ def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path
         await know(buffer)
         if is_known:
             known = replace(ALL_HONOURED, learned_at=buffer.clock.now() - UNKNOWN_AGAIN_SECONDS)
-            await buffer.journal.change(lambda tx: tx.buckets.learn_conditions("bucket", known))
+            await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=known))
         old = buffer.origin.put("bucket", "k", b"old")
         await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
         buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))

@@ -757,9 +757,9 @@ def test_what_a_probe_finds_and_what_a_write_tells_do_not_undo_each_other(tx: Jo
     tx.buckets.learn("bucket", BucketCapabilities(True, True, 1.0))
     tx.buckets.learn("bucket", BucketCapabilities(False, True, 2.0))
     found = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, 3.0)
-    tx.buckets.learn_conditions("bucket", found)
+    tx.buckets.amend("bucket", conditions=found)
     assert tx.buckets.capabilities("bucket") == BucketCapabilities(False, True, 2.0, found)
-    tx.buckets.learn_conditions("unknown", found)
+    tx.buckets.amend("unknown", conditions=found)
     assert tx.buckets.capabilities("unknown") is None
 
 
