@@ -7,8 +7,8 @@ passing for what was acknowledged.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 from awscrt import checksums as crt
@@ -101,190 +101,196 @@ def unpack_part(write_id: int, number: int, packed: bytes, file: StagedFile | No
     return Part(number, file, record["stored"], record["checksums"], record["origin_etag"])
 
 
-# Records whose fields are attributes, each in the record under a name of its own. The order is that of the bytes.
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-class _Field(NamedTuple):
-    attribute: str
-    pack: Callable[[Any], Any] = _same
-    unpack: Callable[[Any], Any] = _same
-
-
-def _packed(fields: Mapping[str, _Field], value: object) -> dict[str, Any]:
-    return {name: field.pack(getattr(value, field.attribute)) for name, field in fields.items()}
-
-
-def _attributes(fields: Mapping[str, _Field], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that a record has; the others have their defaults."""
-    return {field.attribute: field.unpack(record[name]) for name, field in fields.items() if name in record}
-
-
-def _pack_moment(moment: Moment | None) -> list[Any] | None:
-    return None if moment is None else [moment.at, moment.monotonic, moment.boot_id]
-
-
-def _unpack_moment(record: list[Any] | None) -> Moment | None:
-    return None if record is None else Moment(*record)
-
-
-def _pack_expected(expected: ExpectedVersion) -> dict[str, Any]:
-    said = _packed(_EXPECTED, expected)
-    return said if expected.asked is None else said | {"moment": _pack_moment(expected.asked)}
-
-
-def _unpack_expected(record: dict[str, Any]) -> ExpectedVersion:
-    return ExpectedVersion(**_attributes(_EXPECTED, record), asked=_unpack_moment(record.get("moment")))
-
-
-def _pack_asked(asked: CreateAttempt | None) -> list[Any] | None:
-    return None if asked is None else [asked.worker, _pack_moment(asked.begun), _pack_moment(asked.in_doubt_since)]
-
-
-def _unpack_asked(record: list[Any]) -> CreateAttempt:
-    worker, begun, in_doubt_since = record
-    return CreateAttempt(worker, Moment(*begun), _unpack_moment(in_doubt_since))
-
-
-def _pack_member(member: Member | None) -> list[Any] | None:
-    """The key's length tells a prefix of it."""
-    return (
-        None
-        if member is None
-        else [len(member.checkpoint.prefix), member.checkpoint.step, member.checkpoint.layout, member.rank]
-    )
-
-
-def _unpack_member(said: list[Any] | None, key: ObjectKey) -> Member | None:
-    if said is None:
-        return None
-    length, step, layout, rank = said
-    return Member(CheckpointName(key.bucket, key.key[:length], step, layout), rank)
-
-
-def _unpack_conditions(said: list[Any]) -> Conditions:
-    put, complete, delete, learned_at = said
-    return Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
-
-
-_EXPECTED = {
-    "etags": _Field("etags", list, tuple),
-    "absent": _Field("absent"),
-    "known": _Field("known"),
-    "asked": _Field("asked_at"),
-}
-_WRITE = {
-    "base": _Field("expected", _pack_expected, _unpack_expected),
-    "state": _Field("state", int, State),
-    "began": _Field("began_at"),
-    "etag": _Field("etag"),
-    "size": _Field("size_bytes"),
-    "upload": _Field("upload_id"),
-    "sequence": _Field("sequence"),
-}
-_WRITE_BESIDES = {
-    "deleted": _Field("deleted"),
-    "multipart": _Field("multipart"),
-    "origin_upload": _Field("origin_upload_id"),
-    "checksums": _Field("checksums", dict),
-    "acknowledged": _Field("acknowledged_at"),
-    "runs": _Field("runs", lambda runs: list(map(list, runs)), lambda runs: tuple(Run(*run) for run in runs)),
-    "conditions": _Field("conditions", dict),
-    "asked_as": _Field("asked_as"),
-    "answer": _Field("answer"),
-    "asked": _Field("asked", _pack_asked, _unpack_asked),
-    "touched": _Field("touched", _pack_moment, _unpack_moment),
-    "acknowledged_moment": _Field("acknowledged", _pack_moment, _unpack_moment),
-    "completed_of": _Field("completed_of", lambda digest: digest or None),
-    "behind": _Field("behind"),
-    "in_order": _Field("in_order"),
-    "checkpoint": _Field("member", _pack_member),
-    "etag_local": _Field("is_etag_local"),
-}
-"""Fields that a record leaves out where they say nothing."""
-_ENDED = {
-    "at": _Field("ended_at"),
-    "etag": _Field("etag"),
-    "parts": _Field("parts"),
-    "checksums": _Field("checksums", dict),
-}
-_CAPABILITIES = {
-    "md5_etags": _Field("md5_etags"),
-    "may_look": _Field("may_look"),
-    "learned": _Field("learned_at"),
-    "multipart_etags": _Field("multipart_etags"),
-    "conditions": _Field(
-        "conditions", lambda one: [*map(int, (one.put, one.complete, one.delete)), one.learned_at], _unpack_conditions
-    ),
-    "storage_classes": _Field("storage_classes", sorted, frozenset),
-    "refused_forms": _Field("refused_forms", sorted, frozenset),
-}
-_OWN_WRITE = {
-    "at": _Field("at"),
-    "etag": _Field("etag"),
-    "known": _Field("known"),
-    "moment": _Field("moment", _pack_moment, _unpack_moment),
-    "answered": _Field("answered"),
-}
-
-_SAYS_NOTHING: tuple[Any, ...] = (None, False, 0.0, [], {})
-
-
 def pack_write(write: Write) -> bytes:
     """Pack a write without its parts, which have their own rows, and without fields at their defaults."""
-    spec = {
+    said = {
+        "deleted": write.deleted,
+        "multipart": write.multipart,
+        "origin_upload": write.origin_upload_id,
+        "checksums": dict(write.checksums),
+        "acknowledged": write.acknowledged_at,
+        "runs": [list(run) for run in write.runs],
+        "conditions": dict(write.conditions),
+        "asked_as": write.asked_as,
+        "answer": write.answer,
+        "asked": None if write.asked is None else _asked(write.asked),
+        "touched": _moment(write.touched),
+        "acknowledged_moment": _moment(write.acknowledged),
+        "completed_of": write.completed_of or None,
+        "behind": write.behind,
+        "in_order": write.in_order,
+        "checkpoint": _member(write.member),
+        "etag_local": write.is_etag_local,
+    }
+    record = {
         "bucket": write.key.bucket,
         "key": write.key.key,
         "headers": dict(write.spec.headers),
         "slot": write.spec.slot,
+        "base": _expected_version(write.expected),
+        "state": int(write.state),
+        "began": write.began_at,
+        "etag": write.etag,
+        "size": write.size_bytes,
+        "upload": write.upload_id,
+        "sequence": write.sequence,
     }
-    said = {name: value for name, value in _packed(_WRITE_BESIDES, write).items() if value not in _SAYS_NOTHING}
-    return pack(("writes", write.id), spec | _packed(_WRITE, write) | said)
+    return pack(
+        ("writes", write.id), record | {name: value for name, value in said.items() if value not in _SAYS_NOTHING}
+    )
+
+
+_SAYS_NOTHING: tuple[Any, ...] = (None, False, 0.0, [], {})
 
 
 def unpack_write(write_id: int, packed: bytes) -> Write:
     record, _ = unpack(("writes", write_id), packed)
-    key, member = ObjectKey(record["bucket"], record["key"]), record.pop("checkpoint", None)
+    asked = record.get("asked")
     return Write(
-        WriteSpec(key, record["headers"], record["slot"]),
+        WriteSpec(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"]),
+        _as_expected_version(record["base"]),
+        record["began"],
+        State(record["state"]),
+        record["etag"],
+        record["size"],
+        multipart=record.get("multipart", False),
+        deleted=record.get("deleted", False),
+        upload_id=record["upload"],
+        origin_upload_id=record.get("origin_upload"),
+        checksums=record.get("checksums", {}),
+        acknowledged_at=record.get("acknowledged", 0.0),
+        runs=tuple(Run(*run) for run in record.get("runs", ())),
+        conditions=record.get("conditions", {}),
+        asked_as=record.get("asked_as"),
+        answer=record.get("answer"),
+        asked=_as_asked(asked) if asked is not None else None,
+        touched=_as_moment(record.get("touched")),
+        acknowledged=_as_moment(record.get("acknowledged_moment")),
+        completed_of=record.get("completed_of", ""),
+        behind=record.get("behind"),
+        in_order=record.get("in_order", False),
+        member=_as_member(record.get("checkpoint"), record["bucket"], record["key"]),
+        is_etag_local=record.get("etag_local", False),
         id=write_id,
-        member=_unpack_member(member, key),
-        **_attributes(_WRITE, record),
-        **_attributes(_WRITE_BESIDES, record),
+        sequence=record["sequence"],
     )
 
 
+def _member(member: Member | None) -> list[Any] | None:
+    """The key's length tells a prefix of it."""
+    if member is None:
+        return None
+    name = member.checkpoint
+    return [len(name.prefix), name.step, name.layout, member.rank]
+
+
+def _as_member(said: list[Any] | None, bucket: str, key: str) -> Member | None:
+    if said is None:
+        return None
+    length, step, layout, rank = said
+    return Member(CheckpointName(bucket, key[:length], step, layout), rank)
+
+
 def pack_ended(write_id: int, ended: UploadOutcome) -> bytes:
-    named = {"upload": ended.upload_id, "bucket": ended.key.bucket, "key": ended.key.key}
-    return pack(("ended", write_id), named | _packed(_ENDED, ended))
+    record = {
+        "upload": ended.upload_id,
+        "bucket": ended.key.bucket,
+        "key": ended.key.key,
+        "at": ended.ended_at,
+        "etag": ended.etag,
+        "parts": ended.parts,
+        "checksums": dict(ended.checksums),
+    }
+    return pack(("ended", write_id), record)
 
 
 def unpack_ended(write_id: int, packed: bytes) -> UploadOutcome:
     record, _ = unpack(("ended", write_id), packed)
     key = ObjectKey(record["bucket"], record["key"])
-    return UploadOutcome(record["upload"], key, **_attributes(_ENDED, record))
-
-
-def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
-    return pack(("profiles", bucket), _packed(_CAPABILITIES, capabilities))
-
-
-def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
-    return BucketCapabilities(**_attributes(_CAPABILITIES, unpack(("profiles", bucket), packed)[0]))
-
-
-def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:
-    return pack(("origin", key.bucket, key.key), _packed(_OWN_WRITE, own))
-
-
-def unpack_last_own_write(key: ObjectKey, packed: bytes) -> LastOwnWrite:
-    return LastOwnWrite(**_attributes(_OWN_WRITE, unpack(("origin", key.bucket, key.key), packed)[0]))
+    return UploadOutcome(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
 
 
 def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
     """Return a digest of the numbers and unquoted ETags of a CompleteMultipartUpload."""
     lines = yield from each(lambda part: f"{part.number} {unquote(part.etag)}", parts)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
+    known = capabilities.conditions
+    record = {
+        "md5_etags": capabilities.md5_etags,
+        "may_look": capabilities.may_look,
+        "learned": capabilities.learned_at,
+        "multipart_etags": capabilities.multipart_etags,
+        "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
+        "storage_classes": sorted(capabilities.storage_classes),
+        "refused_forms": sorted(capabilities.refused_forms),
+    }
+    return pack(("profiles", bucket), record)
+
+
+def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
+    record, _ = unpack(("profiles", bucket), packed)
+    put, complete, delete, learned_at = record["conditions"]
+    conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
+    return BucketCapabilities(
+        record["md5_etags"],
+        record["may_look"],
+        record["learned"],
+        conditions,
+        record.get("multipart_etags", True),
+        frozenset(record.get("storage_classes", ())),
+        frozenset(record.get("refused_forms", ())),
+    )
+
+
+def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:
+    return pack(
+        ("origin", key.bucket, key.key),
+        {
+            "at": own.at,
+            "etag": own.etag,
+            "known": own.known,
+            "moment": _moment(own.moment),
+            "answered": own.answered,
+        },
+    )
+
+
+def unpack_last_own_write(key: ObjectKey, packed: bytes) -> LastOwnWrite:
+    record, _ = unpack(("origin", key.bucket, key.key), packed)
+    moment = _as_moment(record.get("moment"))
+    return LastOwnWrite(record["at"], record["etag"], record["known"], moment, record.get("answered"))
+
+
+def _asked(asked: CreateAttempt) -> list[Any]:
+    return [asked.worker, _moment(asked.begun), _moment(asked.in_doubt_since)]
+
+
+def _expected_version(expected: ExpectedVersion) -> dict[str, Any]:
+    said = {
+        "etags": list(expected.etags),
+        "absent": expected.absent,
+        "known": expected.known,
+        "asked": expected.asked_at,
+    }
+    return said if expected.asked is None else said | {"moment": _moment(expected.asked)}
+
+
+def _as_expected_version(record: dict[str, Any]) -> ExpectedVersion:
+    moment = _as_moment(record.get("moment"))
+    return ExpectedVersion(tuple(record["etags"]), record["absent"], record["known"], record["asked"], moment)
+
+
+def _moment(moment: Moment | None) -> list[Any] | None:
+    return None if moment is None else [moment.at, moment.monotonic, moment.boot_id]
+
+
+def _as_moment(record: list[Any] | None) -> Moment | None:
+    return None if record is None else Moment(*record)
+
+
+def _as_asked(record: list[Any]) -> CreateAttempt:
+    worker, begun, suspect = record
+    return CreateAttempt(worker, Moment(*begun), _as_moment(suspect))

@@ -84,7 +84,8 @@ class Writes(Table):
 
     def first(self, condition: str, *values: Value) -> Write | None:
         """Return the first write that a condition finds, in its order."""
-        return next(iter(self.found(f"{condition} LIMIT 1", *values)), None)
+        row = self._row(f"SELECT id, record FROM writes WHERE {condition} LIMIT 1", *values)
+        return None if row is None else codec.unpack_write(*row)
 
     def found(self, condition: str, *values: Value) -> list[Write]:
         found = self._all(f"SELECT id, record FROM writes WHERE {condition}", *values)
