@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS, Priority, Turn
@@ -20,7 +21,9 @@ written before the clock went back."""
 RAISED_MAX = 10_000
 """The most objects raised at once: writers wait meanwhile."""
 
-TURN_COLUMNS = "due_at, attempts, failing_since, last_error, priority, after_sequence, damaged"
+_COLUMNS = ("due_at", "attempts", "failing_since", "last_error", "priority", "after_sequence", "damaged")
+TURN_COLUMNS, _SET = ", ".join(_COLUMNS), ", ".join(f"{name} = ?" for name in _COLUMNS)
+_columns_of = attrgetter(*_COLUMNS)
 
 _LOOKED_AT_MAX = 64
 
@@ -34,9 +37,9 @@ class Due(NamedTuple):
     attempts: int
 
 
-def turn_of(columns: Sequence[object]) -> Turn:
+def turn_of(columns: Sequence[Any]) -> Turn:
     due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = columns
-    return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))  # type: ignore[arg-type]
+    return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))
 
 
 class Turns(Table):
@@ -51,9 +54,7 @@ class Turns(Table):
         return turn_of(row) if row else None
 
     def put(self, write_id: int, turn: Turn) -> None:
-        columns = [getattr(turn, name) for name in TURN_COLUMNS.split(", ")]
-        named = ", ".join(f"{name} = ?" for name in TURN_COLUMNS.split(", "))
-        self._change(f"UPDATE writes SET {named} WHERE id = ?", *columns, write_id)
+        self._change(f"UPDATE writes SET {_SET} WHERE id = ?", *_columns_of(turn), write_id)
 
     def wait(self, write_id: int, seen: Turn, turn: Turn) -> None:
         """Set the next turn of a write, and why. If it has become due anew since its turn was `seen`, and it has not
