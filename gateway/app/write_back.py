@@ -23,7 +23,6 @@ from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
-from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
@@ -115,9 +114,7 @@ class Flushing:
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)
-        self.admin = WritebackAdmin(
-            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, services.clock
-        )
+        self.admin = WritebackAdmin(queries, tools, self.reconciler, self._buffers)
         cache = KeptCheckpoints(services.blocks)
         self.retention = CheckpointRetention(queries, buffer.journal, self._rules, cache, services.clock)
         self.admin.report.kept = lambda: self.retention.kept

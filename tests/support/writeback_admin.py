@@ -10,7 +10,6 @@ from typing import Any
 
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
-from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.flushing.reconciler import Reconciler
 from tests.support.flushing import Buffer
@@ -25,12 +24,9 @@ class AdminHarness:
     def __init__(self, directory: Path) -> None:
         self.buffer = Buffer(directory)
         self.queries = CheckpointQueries(directory)
-        tools = self.buffer.tools()
-        self.reconciler = Reconciler(tools, random.Random(1))
-        self.resolver = ConflictResolver(tools)
-        self.admin = WritebackAdmin(
-            self.queries, self.buffer.journal, self.reconciler, self.resolver, {"slot": 1000}, self.buffer.clock
-        )
+        self.tools = self.buffer.tools()
+        self.reconciler = Reconciler(self.tools, random.Random(1))
+        self.admin = WritebackAdmin(self.queries, self.tools, self.reconciler, {"slot": 1000})
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from gateway.core.clock import Clock, Moment
+from gateway.core.clock import Moment
 from gateway.core.errors import NothingPending
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
@@ -25,8 +25,7 @@ from gateway.writeback.admin.documents import (
 )
 from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name, name_of
 from gateway.writeback.admin.queries import NOTHING_TO_FLUSH, PendingRow
-from gateway.writeback.flushing.reconciler import Attempts, Reconciler
-from gateway.writeback.journal.journal import Journal
+from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -43,22 +42,16 @@ class WritebackAdmin:
     """Actions on one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
     def __init__(
-        self,
-        queries: CheckpointQueries,
-        journal: Journal,
-        reconciler: Reconciler,
-        resolver: ConflictResolver,
-        buffers: Mapping[str, int],
-        clock: Clock,
+        self, queries: CheckpointQueries, tools: FlushDependencies, reconciler: Reconciler, buffers: Mapping[str, int]
     ) -> None:
         """`buffers` maps the slots that write back to their buffer sizes in bytes; it may change."""
         self._queries = queries
-        self._journal = journal
+        self._journal = tools.journal
         self._reconciler = reconciler
-        self._resolver = resolver
+        self._resolver = ConflictResolver(tools)
         self._buffers = buffers
-        self._clock = clock
-        self.report = CheckpointsReport(queries, clock)
+        self._clock = tools.clock
+        self.report = CheckpointsReport(queries, tools.clock)
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     async def summary(self) -> dict[str, Any]:

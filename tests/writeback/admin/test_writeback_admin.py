@@ -431,10 +431,7 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
 
     async def scenario(harness: AdminHarness) -> None:
         queries = CheckpointQueries(tmp_path / "later")
-        admin = WritebackAdmin(
-            *(queries, harness.buffer.journal, harness.reconciler, harness.resolver),
-            *({"slot": 1000}, harness.buffer.clock),
-        )
+        admin = WritebackAdmin(queries, harness.tools, harness.reconciler, {"slot": 1000})
         try:
             with pytest.raises(BufferUnavailable, match="cannot be read"):
                 await admin.summary()

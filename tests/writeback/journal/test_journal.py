@@ -372,6 +372,18 @@ def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) 
     assert (tmp_path / "journal").read_bytes() == before
 
 
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    """The connection of readers refuses it, whatever is asked of it."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        stored = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "one")))
+        with pytest.raises(BufferUnavailable, match="readonly"):
+            journal.read(lambda tx: tx.writes.settle(stored.id, '"e"', Moment(2.0)))
+        assert latest(journal, key("a")) == stored.etag
+
+    with_journal(tmp_path, scenario)
+
+
 def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
     """A look at several rows is at one state of the journal, whatever is committed meanwhile."""
 
